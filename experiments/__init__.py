@@ -1,0 +1,1 @@
+"""Experiments: one module each, run as `python -m experiments.NAME`; nothing imports this package."""

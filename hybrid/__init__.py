@@ -1,0 +1,1 @@
+"""The hybrid language model and its engine: layers, prefill, decode, prefix cache, snapshots."""
