@@ -1,0 +1,294 @@
+"""The driver of every chunked XLA form: chunks left to right, captures, and a recomputing gradient.
+
+An operation brings one function, `chunk_fn(state, rows) -> (new_state, y)`, over a chunk of rows. It must
+treat an all-zero row as the identity, exactly: the state passes unchanged, bit for bit. Then
+
+- a capture at the end of a chunk is the carried state itself;
+- a capture inside a chunk is `chunk_fn` once more, with the rows from the offset on zeroed;
+- slots that nobody uses cost nothing: captures run in a loop whose trip count is the number of used ones.
+
+The gradient keeps the inputs alone. It finds the states again in two levels, the starts of about
+sqrt(chunks) segments and then the chunks of one segment at a time, so it never holds chunks x state.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Int32
+
+from kernels.scan import Bounds, Tree
+
+ChunkFn = Callable[[Tree, Tree], tuple[Tree, Tree]]
+
+UNROLLED_CHUNKS = 4
+"""Up to so many chunks are laid out one after another: a loop's slices cost more than they save."""
+
+
+class _Jobs(NamedTuple):
+    """Captures as a work list: slots of all rows, flattened and ordered by the chunk that makes them."""
+
+    order_J: Int32[Array, " J"]
+    offset_J: Int32[Array, " J"]
+    first_of_chunk: Int32[Array, " num_chunks_plus_1"]
+
+
+def chunked_scan(
+    chunk_fn: ChunkFn, rows: Tree, initial_state: Tree, bounds: Bounds, chunk: int
+) -> tuple[Tree, Tree, Tree]:
+    """Run `chunk_fn` over all chunks from left to right.
+
+    Args:
+        chunk_fn: maps (state [batch, ...], rows [batch, chunk, ...]) to (new state, y). A module-level
+            function or one that hashes by value, so that traces are shared; it closes over no tracer.
+        rows: tree of [batch, length, ...] with length a multiple of `chunk`; rows that do not count are zero.
+        initial_state: tree of [batch, ...].
+        bounds: lengths and normalised capture offsets.
+        chunk: rows a chunk.
+
+    Returns:
+        y as a tree of [batch, length, ...], the final state, and the captures as a tree of
+        [batch, slots, ...] with zeros in unused slots.
+    """
+    batch, slots = bounds.offsets_BK.shape
+    length = jax.tree.leaves(rows)[0].shape[1]
+    jobs = _plan_jobs(bounds.offsets_BK, chunk, length // chunk)
+    y, final, flat = _run(chunk_fn, chunk, rows, initial_state, jobs)
+    captured = jax.tree.map(lambda leaf: leaf.reshape((batch, slots) + leaf.shape[1:]), flat)
+    return y, final, captured
+
+
+def _plan_jobs(offsets_BK: Int32[Array, "B K"], chunk: int, num_chunks: int) -> _Jobs:
+    offset_J = offsets_BK.reshape(-1)
+    chunk_J = jnp.where(offset_J > 0, (offset_J - 1) // chunk, num_chunks)
+    order_J = jnp.argsort(chunk_J).astype(jnp.int32)
+    below = chunk_J[None, :] < jnp.arange(num_chunks + 1, dtype=jnp.int32)[:, None]
+    return _Jobs(order_J, offset_J, jnp.sum(below, axis=1, dtype=jnp.int32))
+
+
+def _take_chunk(rows: Tree, index: int | Array, chunk: int) -> Tree:
+    return jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, index * chunk, chunk, 1), rows)
+
+
+def _take_row(tree: Tree, row: Array) -> Tree:
+    return jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, row, 1, 0), tree)
+
+
+def _put(tree: Tree, part: Tree, start: int | Array, axis: int) -> Tree:
+    return jax.tree.map(
+        lambda leaf, new: lax.dynamic_update_slice_in_dim(
+            leaf, new.astype(leaf.dtype), start, axis
+        ),
+        tree,
+        part,
+    )
+
+
+def _add_to_row(tree: Tree, row: Array, part: Tree) -> Tree:
+    total = jax.tree.map(jnp.add, _take_row(tree, row), part)
+    return _put(tree, total, row, 0)
+
+
+def _zeros(tree: Tree, length: int | None = None) -> Tree:
+    """Zeros like a tree of shapes, with the second axis stretched to `length` where one is given."""
+    return jax.tree.map(
+        lambda leaf: jnp.zeros(
+            leaf.shape if length is None else (leaf.shape[0], length) + leaf.shape[2:], leaf.dtype
+        ),
+        tree,
+    )
+
+
+def _first_rows(chunk_fn: ChunkFn, count: Array, state: Tree, rows: Tree) -> Tree:
+    """The state after the first `count` rows of a chunk."""
+
+    def keep(leaf: Array) -> Array:
+        index = jnp.arange(leaf.shape[1], dtype=jnp.int32)
+        mask = (index < count).reshape((1, -1) + (1,) * (leaf.ndim - 2))
+        return jnp.where(mask, leaf, jnp.zeros((), leaf.dtype))
+
+    return chunk_fn(state, jax.tree.map(keep, rows))[0]
+
+
+def _job(
+    jobs: _Jobs, position: Array, batch: int, index: int | Array, chunk: int
+) -> tuple[Array, ...]:
+    job = jobs.order_J[position]
+    slots = jobs.order_J.shape[0] // batch
+    return job, job // slots, jobs.offset_J[job] - index * chunk
+
+
+def _capture(
+    chunk_fn: ChunkFn,
+    chunk: int,
+    index: int | Array,
+    jobs: _Jobs,
+    before: Tree,
+    after: Tree,
+    rows: Tree,
+    captured: Tree,
+) -> Tree:
+    """Write the captures whose offsets lie inside chunk `index` or at its end."""
+    batch = jax.tree.leaves(rows)[0].shape[0]
+
+    def write(position: Array, captured: Tree) -> Tree:
+        job, row, count = _job(jobs, position, batch, index, chunk)
+        state = lax.cond(
+            count == chunk,
+            lambda: _take_row(after, row),
+            lambda: _first_rows(chunk_fn, count, _take_row(before, row), _take_row(rows, row)),
+        )
+        return _put(captured, state, job, 0)
+
+    first = jobs.first_of_chunk
+    return lax.fori_loop(first[index], first[index + 1], write, captured)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _run(
+    chunk_fn: ChunkFn, chunk: int, rows: Tree, initial_state: Tree, jobs: _Jobs
+) -> tuple[Tree, Tree, Tree]:
+    length = jax.tree.leaves(rows)[0].shape[1]
+    num_chunks = length // chunk
+    num_jobs = jobs.order_J.shape[0]
+    captured = jax.tree.map(
+        lambda leaf: jnp.zeros((num_jobs,) + leaf.shape[1:], leaf.dtype), initial_state
+    )
+
+    def step(index: int | Array, state: Tree, captured: Tree) -> tuple[Tree, Tree, Tree]:
+        part = _take_chunk(rows, index, chunk)
+        new_state, y = chunk_fn(state, part)
+        if num_jobs:
+            captured = _capture(chunk_fn, chunk, index, jobs, state, new_state, part, captured)
+        return new_state, captured, y
+
+    if num_chunks <= UNROLLED_CHUNKS:
+        parts = []
+        state = initial_state
+        for index in range(num_chunks):
+            state, captured, y = step(index, state, captured)
+            parts.append(y)
+        if num_chunks == 1:
+            return parts[0], state, captured
+        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, 1), *parts), state, captured
+
+    def body(index: Array, carry: tuple[Tree, Tree, Tree]) -> tuple[Tree, Tree, Tree]:
+        state, captured, y = carry
+        state, captured, part = step(index, state, captured)
+        return state, captured, _put(y, part, index * chunk, 1)
+
+    y_shape = jax.eval_shape(chunk_fn, initial_state, _take_chunk(rows, 0, chunk))[1]
+    carry = (initial_state, captured, _zeros(y_shape, length))
+    state, captured, y = lax.fori_loop(0, num_chunks, body, carry)
+    return y, state, captured
+
+
+def _run_fwd(
+    chunk_fn: ChunkFn, chunk: int, rows: Tree, initial_state: Tree, jobs: _Jobs
+) -> tuple[tuple[Tree, Tree, Tree], tuple[Tree, Tree, _Jobs]]:
+    return _run(chunk_fn, chunk, rows, initial_state, jobs), (rows, initial_state, jobs)
+
+
+def _run_bwd(
+    chunk_fn: ChunkFn,
+    chunk: int,
+    residuals: tuple[Tree, Tree, _Jobs],
+    cotangents: tuple[Tree, Tree, Tree],
+) -> tuple[Tree, Tree, None]:
+    rows, initial_state, jobs = residuals
+    y_bar, final_bar, captured_bar = cotangents
+    num_chunks = jax.tree.leaves(rows)[0].shape[1] // chunk
+    segment = max(1, round(num_chunks**0.5))
+    num_segments = -(-num_chunks // segment)
+
+    def advance(index: Array, state: Tree) -> Tree:
+        return chunk_fn(state, _take_chunk(rows, index, chunk))[0]
+
+    def segment_end(number: Array) -> Array:
+        return jnp.minimum((number + 1) * segment, num_chunks)
+
+    def forward(state: Tree, number: Array) -> tuple[Tree, Tree]:
+        return lax.fori_loop(number * segment, segment_end(number), advance, state), state
+
+    numbers = jnp.arange(num_segments, dtype=jnp.int32)
+    _, starts = lax.scan(forward, initial_state, numbers)
+
+    def backward(carry: tuple[Tree, Tree], number: Array) -> tuple[tuple[Tree, Tree], None]:
+        first, end = number * segment, segment_end(number)
+
+        def remember(index: Array, carry: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
+            state, states = carry
+            states = _put(states, jax.tree.map(lambda leaf: leaf[None], state), index - first, 0)
+            return advance(index, state), states
+
+        start = jax.tree.map(lambda leaf: leaf[number], starts)
+        states = jax.tree.map(lambda leaf: jnp.zeros((segment, *leaf.shape), leaf.dtype), start)
+        _, states = lax.fori_loop(first, end, remember, (start, states))
+
+        def retreat(back: Array, carry: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
+            state_bar, rows_bar = carry
+            index = end - 1 - back
+            state = jax.tree.map(lambda leaf: leaf[index - first], states)
+            part = _take_chunk(rows, index, chunk)
+            extra = None
+            if jobs.order_J.shape[0]:
+                state_bar, extra = _capture_bwd(
+                    chunk_fn, chunk, index, jobs, state, part, state_bar, captured_bar
+                )
+            _, pullback = jax.vjp(chunk_fn, state, part)
+            bars = pullback((state_bar, _take_chunk(y_bar, index, chunk)))
+            state_bar, part_bar = bars if extra is None else jax.tree.map(jnp.add, bars, extra)
+            return state_bar, _put(rows_bar, part_bar, index * chunk, 1)
+
+        return lax.fori_loop(0, end - first, retreat, carry), None
+
+    carry = (final_bar, _zeros(rows))
+    (state_bar, rows_bar), _ = lax.scan(backward, carry, numbers, reverse=True)
+    return rows_bar, state_bar, None
+
+
+def _capture_bwd(
+    chunk_fn: ChunkFn,
+    chunk: int,
+    index: Array,
+    jobs: _Jobs,
+    state: Tree,
+    rows: Tree,
+    after_bar: Tree,
+    captured_bar: Tree,
+) -> tuple[Tree, tuple[Tree, Tree]]:
+    """Pull the captures of one chunk back: onto the state after it, and onto its own state and rows."""
+    batch = jax.tree.leaves(rows)[0].shape[0]
+
+    def pull(position: Array, carry: tuple[Tree, Tree, Tree]) -> tuple[Tree, Tree, Tree]:
+        job, row, count = _job(jobs, position, batch, index, chunk)
+        bar = _take_row(captured_bar, job)
+
+        def at_end() -> tuple[Tree, Tree, Tree]:
+            after_bar, state_bar, rows_bar = carry
+            return _add_to_row(after_bar, row, bar), state_bar, rows_bar
+
+        def inside() -> tuple[Tree, Tree, Tree]:
+            after_bar, state_bar, rows_bar = carry
+            _, pullback = jax.vjp(
+                partial(_first_rows, chunk_fn, count), _take_row(state, row), _take_row(rows, row)
+            )
+            own_bar, own_rows_bar = pullback(bar)
+            return (
+                after_bar,
+                _add_to_row(state_bar, row, own_bar),
+                _add_to_row(rows_bar, row, own_rows_bar),
+            )
+
+        return lax.cond(count == chunk, at_end, inside)
+
+    first = jobs.first_of_chunk
+    carry = (after_bar, _zeros(state), _zeros(rows))
+    after_bar, state_bar, rows_bar = lax.fori_loop(first[index], first[index + 1], pull, carry)
+    return after_bar, (state_bar, rows_bar)
+
+
+_run.defvjp(_run_fwd, _run_bwd)
