@@ -1,1 +1,1 @@
-"""Experiments: one module each, run as `python -m experiments.NAME`; nothing imports this package."""
+"""Experiments: one module each, run as `python -m experiments.NAME`; nothing imports them."""

@@ -1,0 +1,48 @@
+"""What a user did wrong, told in one line."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class UserError(Exception):
+    """A mistake on the command line or in an input file; its message is one clear line."""
+
+
+@contextmanager
+def as_user_error(what: str) -> Iterator[None]:
+    """Turn the ValueError of a check on something that the user chose into a `UserError`.
+
+    Args:
+      what: what was being checked, e.g. "--preset tiny"; put in front of the check's message.
+
+    Raises:
+      UserError: where the body raised ValueError, TypeError, KeyError or OSError.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, OSError) as error:
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"{what}: {text}") from error
+
+
+def run_main(main: Callable[[], None]) -> None:
+    """Run an experiment's main function with the exit codes of a well-behaved command.
+
+    A user's mistake prints one line and exits with 2, an interrupt exits with 130 (the run folder
+    keeps what is finished); anything else is a bug and keeps its traceback.
+
+    Args:
+      main: parses the command line and runs.
+
+    Raises:
+      SystemExit: on a user's mistake or an interrupt.
+    """
+    try:
+        main()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+    except KeyboardInterrupt as interrupt:
+        print("\ninterrupted: finished cells are kept; run again to go on", file=sys.stderr)
+        raise SystemExit(130) from interrupt

@@ -1,0 +1,91 @@
+"""Tables on the terminal and in CSV files."""
+
+import csv
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+
+def progress_bar() -> Progress:
+    """A progress bar on standard error; silent where that is not a terminal.
+
+    Returns:
+      A `rich.progress.Progress`, to be used as a context manager.
+    """
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )
+
+
+def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print a table on standard output; columns of numbers are aligned right.
+
+    Args:
+      title: one line above the table.
+      header: column names; a newline splits a long one.
+      rows: cells; None prints as a dash.
+    """
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for column, name in enumerate(header):
+        cells = [row[column] for row in rows]
+        numbers = all(is_number(cell) for cell in cells)
+        table.add_column(name, justify="right" if numbers else "left", vertical="bottom")
+    for row in rows:
+        table.add_row(*(Text("-" if cell is None else str(cell)) for cell in row))
+    Console().print(table)
+
+
+def is_number(cell: Any) -> bool:
+    """Whether a table cell shows a quantity: a number, a number with a unit, or nothing."""
+    return cell is None or not isinstance(cell, str) or cell[:1].isdigit() or cell[:1] in "-+"
+
+
+def write_csv(path: str | os.PathLike[str], rows: Sequence[dict[str, Any]]) -> None:
+    """Write dictionaries as CSV, with every name that occurs as a column.
+
+    Args:
+      path: the file; replaced.
+      rows: names to values; None and missing ones are left empty.
+    """
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    with Path(path).open("w", newline="") as file:
+        writer = csv.DictWriter(file, names, restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def seconds(value: float | None) -> str | None:
+    """A time with three digits and its unit.
+
+    >>> seconds(0.01234), seconds(1.5), seconds(75.0)
+    ('12.3 ms', '1.50 s', '75.0 s')
+    """
+    if value is None:
+        return None
+    scaled, unit = (value * 1e3, "ms") if value < 1 else (value, "s")
+    return f"{scaled:.3g} {unit}" if scaled >= 100 else f"{scaled:#.3g} {unit}"
+
+
+def megabytes(value_bytes: float | None) -> str | None:
+    """A number of bytes in MB (10^6), two decimals below ten.
+
+    >>> megabytes(1_234_567), megabytes(123_456_789)
+    ('1.23', '123.5')
+    """
+    if value_bytes is None:
+        return None
+    scaled = value_bytes / 1e6
+    return f"{scaled:.2f}" if scaled < 10 else f"{scaled:.1f}"
