@@ -1,0 +1,54 @@
+"""Named configurations: one for tests, one sized for a CPU; published sizes come with the
+checkpoint families."""
+
+from hybrid.config import AttentionSpec, Branch, HybridConfig, Mamba2Spec, MLPSpec
+
+
+def _bamba_like(
+    name: str, hidden_size: int, pattern: str, mamba: Mamba2Spec, attention: AttentionSpec, mlp: int
+) -> HybridConfig:
+    mixers = {"M": mamba, "A": attention}
+    return HybridConfig(
+        name=name,
+        hidden_size=hidden_size,
+        layers=tuple((Branch((mixers[kind],)), Branch((MLPSpec(mlp),))) for kind in pattern),
+    )
+
+
+def _tiny() -> HybridConfig:
+    """Four layers, about 0.1M parameters: every kind of state, small enough for hundreds of test
+    runs."""
+    return _bamba_like(
+        "tiny",
+        64,
+        "MMAM",
+        Mamba2Spec(num_heads=4, head_dim=16, state_dim=16, num_groups=2),
+        AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16),
+        128,
+    )
+
+
+def _default() -> HybridConfig:
+    """Eight layers: three Mamba-2 to one attention, bytes as tokens, for a CPU."""
+    return _bamba_like(
+        "default",
+        384,
+        "MMMAMMMA",
+        Mamba2Spec(num_heads=12, head_dim=64, state_dim=64),
+        AttentionSpec(num_heads=6, num_kv_heads=2, head_dim=64),
+        1024,
+    )
+
+
+PRESETS = {"tiny": _tiny, "default": _default}
+
+
+def preset(name: str) -> HybridConfig:
+    """The configuration called `name`.
+
+    Raises:
+        ValueError: no preset has that name; the message lists those that exist.
+    """
+    if name not in PRESETS:
+        raise ValueError(f"unknown preset {name!r}; expected one of {', '.join(sorted(PRESETS))}")
+    return PRESETS[name]()

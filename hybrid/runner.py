@@ -1,0 +1,448 @@
+"""A model with its compiled programs: built once for a capacity and a tile, used by any number of
+engines.
+
+The runner owns device arrays and executables and knows nothing of caches; `hybrid.engine` decides
+what to restore, what to run and what to keep.
+"""
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from hybrid.config import Compute, HybridConfig
+from hybrid.decode import decode_steps
+from hybrid.memory import check_memory, workspace_estimate
+from hybrid.model import HybridModel
+from hybrid.prefill import UNUSED, Workspace, prefill_pass
+from hybrid.presets import preset
+from hybrid.state import (
+    KVState,
+    RecurrentState,
+    check_states,
+    recurrent_only,
+    state_shapes,
+    zeros,
+)
+from planner.schedule import Schedule
+
+Snapshot = tuple[RecurrentState, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class RunnerConfig:
+    """Shapes of the compiled programs.
+
+    Args:
+        capacity: tokens of prompt and continuation that fit; rounded up to the tile and to the
+            attention's key tile.
+        tile: rows a tile; a multiple of `block_size`.
+        block_size: tokens a block, the unit of KV reuse.
+        grid: "tile" keeps captures on tile boundaries (exact); "block" also takes them inside tiles
+            (inexact restores).
+        capture_slots: captures a pass can hold; a pass with more is run as several.
+        kept_rows: rows of the last layer's output that stay readable; None keeps one tile, tests
+            keep them all.
+        decode_steps: the most tokens one decode call draws.
+        batch: sequences that run together.
+    """
+
+    capacity: int
+    tile: int = 128
+    block_size: int = 16
+    grid: str = "tile"
+    capture_slots: int = 16
+    kept_rows: int | None = None
+    decode_steps: int = 32
+    batch: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("capacity", "tile", "block_size", "capture_slots", "decode_steps", "batch"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(
+                    f"RunnerConfig.{name} is {value!r}; expected an integer of at least 1"
+                )
+        if self.tile % self.block_size:
+            raise ValueError(
+                f"RunnerConfig.tile is {self.tile}; expected a multiple of "
+                f"block_size = {self.block_size}"
+            )
+        if self.grid not in ("tile", "block"):
+            raise ValueError(f"RunnerConfig.grid is {self.grid!r}; expected 'tile' or 'block'")
+        if self.kept_rows is not None and (self.kept_rows < 1 or self.kept_rows % self.tile):
+            raise ValueError(
+                f"RunnerConfig.kept_rows is {self.kept_rows}; expected a multiple of "
+                f"tile = {self.tile}"
+            )
+
+    @property
+    def tile_slots(self) -> int:
+        """The most captures that fall into one tile: its end, or every block in it, a chunk end off
+        the grid and the pass's end."""
+        return 1 if self.grid == "tile" else self.tile // self.block_size + 2
+
+
+class PrefillResult(NamedTuple):
+    """What running a schedule gave.
+
+    Args:
+        logits: fp32 [batch, vocab] after the last token.
+        snapshots: captured recurrent states by position, as many as the schedule asked for.
+        end_state: the recurrent states after the last token, where decoding starts.
+        passes: executable calls that were made.
+        computed_tokens: rows of the prompt that the passes covered, each pass's span counted once.
+        workspace: to read keys and values from and to pass on.
+    """
+
+    logits: jax.Array
+    snapshots: dict[int, Snapshot]
+    end_state: Snapshot
+    passes: int
+    computed_tokens: int
+    workspace: Workspace
+
+
+class ModelRunner:
+    """Compiled prefill, decode and copy programs of one model.
+
+    Args:
+        config: the architecture.
+        compute: dtypes, implementation, precision.
+        shapes: capacity, tile, slots.
+        params: the model's `nnx.State`; None draws initial weights from `seed`.
+        seed: of the initial weights.
+
+    Raises:
+        InsufficientMemoryError: the estimate of weights and workspace is above what the device has
+            free.
+    """
+
+    def __init__(
+        self,
+        config: HybridConfig,
+        compute: Compute,
+        shapes: RunnerConfig,
+        *,
+        params: nnx.State | None = None,
+        seed: int = 0,
+    ) -> None:
+        unit = int(np.lcm(shapes.tile, compute.kv_tile))
+        shapes = dataclasses.replace(shapes, capacity=-(-shapes.capacity // unit) * unit)
+        self.config, self.compute, self.shapes = config, compute, shapes
+        self.device = jax.devices()[0]
+
+        def build() -> HybridModel:
+            return HybridModel(config, compute, nnx.Rngs(params=seed))
+
+        self.graphdef, abstract = nnx.split(nnx.eval_shape(build))
+        self.state_shapes = state_shapes(config, compute, shapes.batch, shapes.capacity)
+        self.snapshot_shapes = recurrent_only(self.state_shapes)
+        self.workspace_shapes = self._workspace_shapes()
+        widest = 16 * config.hidden_size * shapes.tile * shapes.batch * 4
+        check_memory(workspace_estimate(abstract, self.workspace_shapes, widest), self.device)
+        self.params = jax.jit(lambda: nnx.state(build()))() if params is None else params
+        self.traces: collections.Counter[str] = collections.Counter()
+        self.calls: collections.Counter[str] = collections.Counter()
+        self._prefill = self._program(
+            "prefill",
+            functools.partial(
+                prefill_pass, self.graphdef, tile=shapes.tile, tile_slots=shapes.tile_slots
+            ),
+            donate=(1,),
+        )
+        self._decode = self._program(
+            "decode",
+            functools.partial(decode_steps, self.graphdef, max_steps=shapes.decode_steps),
+            donate=(1,),
+        )
+        self._take_slot = self._program("take_slot", _take_slot)
+        self._load_rows = self._program("load_rows", _load_rows, donate=(0,))
+        self._read_rows = self._program("read_rows", functools.partial(_read_rows, self.copy_rows))
+
+    @classmethod
+    def from_preset(
+        cls,
+        name: str,
+        *,
+        capacity: int,
+        dtype: str = "float32",
+        implementation: str = "auto",
+        seed: int = 0,
+        **shapes: Any,
+    ) -> Self:
+        """A runner for the preset `name` with initial weights; `shapes` are fields of
+        `RunnerConfig`."""
+        compute = Compute(dtype=dtype, implementation=implementation)
+        return cls(preset(name), compute, RunnerConfig(capacity=capacity, **shapes), seed=seed)
+
+    @property
+    def copy_rows(self) -> int:
+        """Rows of keys and values that one copy call moves."""
+        return self.compute.kv_tile
+
+    def _program(self, name: str, function: Any, donate: tuple[int, ...] = ()) -> Any:
+        """`jax.jit` that counts traces and calls under `name`."""
+
+        def traced(*args: Any) -> Any:
+            self.traces[name] += 1
+            return function(*args)
+
+        jitted = jax.jit(traced, donate_argnums=donate)
+
+        def call(*args: Any) -> Any:
+            self.calls[name] += 1
+            return jitted(*args)
+
+        call.lower = jitted.lower  # type: ignore[attr-defined]
+        return call
+
+    def _workspace_shapes(self) -> Workspace:
+        shapes, slots = self.shapes, self.shapes.capture_slots + 1
+
+        def with_slots(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((leaf.shape[0], slots, *leaf.shape[1:]), leaf.dtype)
+
+        kept = shapes.tile if shapes.kept_rows is None else shapes.kept_rows
+        return Workspace(
+            states=self.state_shapes,
+            captured=jax.tree.map(with_slots, recurrent_only(self.state_shapes)),
+            hidden=jax.ShapeDtypeStruct(
+                (shapes.batch, kept, self.config.hidden_size), jnp.dtype(self.compute.dtype)
+            ),
+        )
+
+    def new_workspace(self) -> Workspace:
+        """An empty workspace; allocates keys and values for the whole capacity."""
+        return zeros(self.workspace_shapes)
+
+    def device_tokens(self, tokens: np.ndarray) -> jax.Array:
+        """The prompt padded to the capacity, int32 [batch, capacity], on the device.
+
+        Raises:
+            ValueError: the prompt is empty, not integer, longer than the capacity, or holds ids
+                outside the vocabulary.
+        """
+        tokens = np.atleast_2d(np.asarray(tokens))
+        batch, capacity, vocab = self.shapes.batch, self.shapes.capacity, self.config.vocab_size
+        if not np.issubdtype(tokens.dtype, np.integer):
+            raise ValueError(f"prompt tokens have dtype {tokens.dtype}; expected integers")
+        if tokens.ndim != 2 or tokens.shape[0] != batch or not 1 <= tokens.shape[1] <= capacity:
+            raise ValueError(
+                f"prompt tokens have shape {tokens.shape}; expected ({batch}, 1..{capacity}): the "
+                "runner's batch and capacity"
+            )
+        if tokens.min() < 0 or tokens.max() >= vocab:
+            raise ValueError(
+                f"prompt token ids span {tokens.min()}..{tokens.max()}; expected 0..{vocab - 1}"
+            )
+        padded = np.zeros((batch, capacity), np.int32)
+        padded[:, : tokens.shape[1]] = tokens
+        return jax.device_put(padded, self.device)
+
+    def prefill(
+        self,
+        tokens: jax.Array,
+        schedule: Schedule,
+        workspace: Workspace,
+        *,
+        restored: int = 0,
+        snapshot: Snapshot | None = None,
+    ) -> PrefillResult:
+        """Run a schedule.
+
+        Args:
+            tokens: from `device_tokens`.
+            schedule: passes from `restored` to the prompt's end, with the positions to capture.
+            workspace: holds keys and values below `restored`; donated.
+            restored: position of `snapshot`; 0 starts from the empty state.
+            snapshot: recurrent states at `restored`.
+
+        Returns:
+            Logits after the last token, captures, counts, and the workspace.
+
+        Raises:
+            ValueError: a snapshot without position or the reverse, states of other shapes, or
+                captures too dense for a tile.
+        """
+        if (restored > 0) != (snapshot is not None):
+            raise ValueError(
+                f"restored is {restored} and snapshot is "
+                f"{'absent' if snapshot is None else 'given'}; expected both or neither"
+            )
+        if snapshot is not None:
+            check_states(snapshot, self.snapshot_shapes, "prefill entry")
+            # A private copy: the workspace is donated, the snapshot belongs to the cache.
+            placed = jax.tree.map(lambda x: jnp.array(x, copy=True), snapshot)
+            workspace = dataclasses.replace(
+                workspace, states=_with_recurrent(workspace.states, placed)
+            )
+        tile, position = self.shapes.tile, restored
+        result_snapshots: dict[int, Snapshot] = {}
+        logits, end_state, passes, computed = None, None, 0, 0
+        for start, end, captures in self._passes(schedule):
+            last = end == schedule.total
+            wanted = sorted({*captures, end} if last else set(captures))
+            self._check_density(wanted, position)
+            padded = np.full(self.shapes.capture_slots + 1, UNUSED, np.int32)
+            padded[: len(wanted)] = wanted
+            position_, end_, padded_ = jax.device_put(
+                (np.int32(position), np.int32(end), padded), self.device
+            )
+            logits, workspace = self._prefill(
+                self.params, workspace, tokens, position_, end_, padded_
+            )
+            position = max(position, end // tile * tile)
+            passes, computed = passes + 1, computed + end - start
+            for slot, at in enumerate(wanted):
+                state = self._take_slot(workspace.captured, jax.device_put(np.int32(slot)))
+                if at in captures:
+                    result_snapshots[at] = state
+                if at == schedule.total:
+                    end_state = state
+        if logits is None or end_state is None:
+            raise ValueError("the schedule has no pass that reaches the prompt's end")
+        return PrefillResult(logits, result_snapshots, end_state, passes, computed, workspace)
+
+    def _passes(self, schedule: Schedule) -> list[tuple[int, int, tuple[int, ...]]]:
+        """All passes in order with their captures, cut again where one holds more than the slots
+        can."""
+        slots = self.shapes.capture_slots
+        runs = []
+        for chunk in schedule.chunks:
+            for start, end in chunk.passes:
+                captures = [p for p in chunk.captures if start < p <= end]
+                while len(captures) > slots:
+                    cut = captures[slots - 1]
+                    runs.append((start, cut, tuple(captures[:slots])))
+                    start, captures = cut, captures[slots:]
+                if start < end:
+                    runs.append((start, end, tuple(captures)))
+        return runs
+
+    def _check_density(self, wanted: Sequence[int], position: int) -> None:
+        per_tile = collections.Counter((p - 1) // self.shapes.tile for p in wanted)
+        tile, most = max(per_tile.items(), key=lambda item: item[1], default=(0, 0))
+        if most > self.shapes.tile_slots:
+            raise ValueError(
+                f"{most} captures fall into the tile at {tile * self.shapes.tile} but the runner's "
+                f"grid {self.shapes.grid!r} holds {self.shapes.tile_slots}; expected grid 'block' "
+                "for positions off the tile grid"
+            )
+        if any(p <= position for p in wanted):
+            raise ValueError(
+                f"captures {list(wanted)} expected above the carried position {position}"
+            )
+
+    def decode(
+        self,
+        result: PrefillResult,
+        position: int,
+        steps: int,
+        *,
+        temperature: float = 0.0,
+        seed: int = 0,
+    ) -> tuple[np.ndarray, Workspace]:
+        """Draw `steps` tokens after a prefill of `position` tokens.
+
+        Returns:
+            int32 [batch, steps], and the workspace, whose keys and values from `position` on are
+            decode's.
+        """
+        if position + steps > self.shapes.capacity:
+            raise ValueError(
+                f"{position} prompt tokens and {steps} new ones exceed the capacity "
+                f"{self.shapes.capacity}"
+            )
+        workspace, logits = result.workspace, result.logits
+        states = _with_recurrent(workspace.states, result.end_state)
+        key = jax.device_put(jax.random.key(seed), self.device)
+        temperature_ = jax.device_put(np.float32(temperature))
+        drawn: list[np.ndarray] = []
+        for done in range(0, steps, self.shapes.decode_steps):
+            count = min(self.shapes.decode_steps, steps - done)
+            position_, count_ = jax.device_put((np.int32(position + done), np.int32(count)))
+            tokens, logits, states = self._decode(
+                self.params, states, logits, position_, count_, temperature_, key
+            )
+            drawn.append(np.asarray(tokens)[:, :count])
+        workspace = dataclasses.replace(workspace, states=states)
+        return np.concatenate(drawn, axis=1), workspace
+
+    def read_rows(self, workspace: Workspace, start: int, end: int) -> tuple[KVState, ...]:
+        """Copy keys and values of positions start..end to the host: [batch, kv_heads, end - start,
+        head_dim] a part."""
+        pieces = []
+        at = start
+        while at < end:
+            base = min(at, self.shapes.capacity - self.copy_rows)
+            rows = self._read_rows(_kv_only(workspace.states), jax.device_put(np.int32(base)))
+            stop = min(end, base + self.copy_rows)
+            pieces.append(
+                jax.tree.map(lambda x, a=at - base, b=stop - base: np.asarray(x)[:, :, a:b], rows)
+            )
+            at = stop
+        return jax.tree.map(lambda *parts: np.concatenate(parts, axis=2), *pieces)
+
+    def load_rows(
+        self, workspace: Workspace, rows: tuple[KVState, ...], start: int = 0
+    ) -> Workspace:
+        """Copy host keys and values [batch, kv_heads, n, head_dim] a part into positions
+        start..start + n; donates the workspace."""
+        count = jax.tree.leaves(rows)[0].shape[2] if rows else 0
+        if start % self.copy_rows:
+            raise ValueError(f"start is {start}; expected a multiple of {self.copy_rows}")
+        states = workspace.states
+        for at in range(0, count, self.copy_rows):
+            piece = jax.tree.map(lambda x, at=at: _pad_rows(x[:, :, at:], self.copy_rows), rows)
+            placed = jax.device_put((piece, np.int32(start + at)), self.device)
+            kv = self._load_rows(_kv_only(states), *placed)
+            states = _with_kv(states, kv)
+        return dataclasses.replace(workspace, states=states)
+
+
+def _pad_rows(x: np.ndarray, rows: int) -> np.ndarray:
+    x = x[:, :, :rows]
+    return np.pad(x, ((0, 0), (0, 0), (0, rows - x.shape[2]), (0, 0)))
+
+
+def _kv_only(states: Any) -> tuple[KVState, ...]:
+    return tuple(state for state in states if isinstance(state, KVState))
+
+
+def _with_recurrent(states: Any, recurrent: Snapshot) -> Any:
+    pending = iter(recurrent)
+    return tuple(next(pending) if isinstance(s, RecurrentState) else s for s in states)
+
+
+def _with_kv(states: Any, kv: tuple[KVState, ...]) -> Any:
+    pending = iter(kv)
+    return tuple(next(pending) if isinstance(s, KVState) else s for s in states)
+
+
+def _take_slot(captured: Snapshot, slot: jax.Array) -> Snapshot:
+    return jax.tree.map(
+        lambda x: jax.lax.dynamic_index_in_dim(x, slot, axis=1, keepdims=False), captured
+    )
+
+
+def _load_rows(
+    kv: tuple[KVState, ...], rows: tuple[KVState, ...], start: jax.Array
+) -> tuple[KVState, ...]:
+    return jax.tree.map(
+        lambda buffer, new: jax.lax.dynamic_update_slice_in_dim(buffer, new, start, axis=2),
+        kv,
+        rows,
+    )
+
+
+def _read_rows(count: int, kv: tuple[KVState, ...], start: jax.Array) -> tuple[KVState, ...]:
+    return jax.tree.map(
+        lambda buffer: jax.lax.dynamic_slice_in_dim(buffer, start, count, axis=2), kv
+    )

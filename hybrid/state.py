@@ -1,0 +1,144 @@
+"""What a model remembers of a prompt: one frozen dataclass a kind of layer, a tuple over the
+stateful parts.
+
+Recurrent states are fp32 and have one fixed size; a snapshot is a copy of all of them at one
+position. Keys and values have one row a position and are kept in blocks. Checks live at the doors
+(`check_states`), not in the hot path.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hybrid.config import AttentionSpec, Compute, HybridConfig, Mamba2Spec, PartSpec
+
+
+def _pytree(cls: type) -> Any:
+    frozen = dataclasses.dataclass(frozen=True)(cls)
+    return jax.tree_util.register_dataclass(frozen)
+
+
+@_pytree
+class RecurrentState:
+    """A recurrent part after some tokens.
+
+    Args:
+        scan: fp32; for Mamba-2 [batch, heads, head_dim, state_dim].
+        conv: [batch, conv_width - 1, channels]: the last inputs of the causal convolution, in the
+            compute dtype.
+    """
+
+    scan: Any
+    conv: Any
+
+
+@_pytree
+class KVState:
+    """Keys and values of one attention part, rows 0..capacity-1 of one prompt.
+
+    Args:
+        keys, values: [batch, kv_heads, capacity, head_dim]; bf16 is stored as its bits in uint16,
+            because XLA's CPU backend otherwise converts and copies the whole buffer at every
+            update.
+    """
+
+    keys: Any
+    values: Any
+
+
+State = RecurrentState | KVState
+States = tuple[State, ...]
+
+
+def storage_dtype(dtype: str) -> Any:
+    """The dtype that holds keys and values of compute dtype `dtype`."""
+    return jnp.uint16 if dtype == "bfloat16" else jnp.dtype(dtype)
+
+
+def to_storage(x: jax.Array) -> jax.Array:
+    """Reinterpret bf16 as uint16; fp32 stays."""
+    return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
+
+
+def from_storage(x: jax.Array) -> jax.Array:
+    """Undo `to_storage`."""
+    return jax.lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
+
+
+def part_state_shape(part: PartSpec, compute: Compute, batch: int, capacity: int) -> State | None:
+    """Shapes and dtypes of one part's state; None for a part that remembers nothing."""
+    if isinstance(part, Mamba2Spec):
+        return RecurrentState(
+            scan=jax.ShapeDtypeStruct(
+                (batch, part.num_heads, part.head_dim, part.state_dim), jnp.float32
+            ),
+            conv=jax.ShapeDtypeStruct(
+                (batch, part.conv_width - 1, part.conv_dim), jnp.dtype(compute.dtype)
+            ),
+        )
+    if isinstance(part, AttentionSpec):
+        rows = jax.ShapeDtypeStruct(
+            (batch, part.num_kv_heads, capacity, part.head_dim), storage_dtype(compute.dtype)
+        )
+        return KVState(keys=rows, values=rows)
+    return None
+
+
+def state_shapes(config: HybridConfig, compute: Compute, batch: int, capacity: int) -> States:
+    """Shapes and dtypes of all states of a model, in the order of its stateful parts."""
+    shapes = (part_state_shape(part, compute, batch, capacity) for part in config.parts())
+    return tuple(shape for shape in shapes if shape is not None)
+
+
+def zeros(shapes: Any) -> Any:
+    """The empty state: zeros of the given shapes."""
+    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+
+def recurrent_only(states: States) -> tuple[RecurrentState, ...]:
+    """The states that a snapshot holds."""
+    return tuple(state for state in states if isinstance(state, RecurrentState))
+
+
+def tree_bytes(tree: Any) -> int:
+    """Bytes of all arrays (or shapes) in `tree`."""
+    return sum(
+        int(np.prod(leaf.shape)) * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree)
+    )
+
+
+def snapshot_bytes(config: HybridConfig, compute: Compute) -> int:
+    """Bytes of one snapshot of one sequence."""
+    return tree_bytes(recurrent_only(state_shapes(config, compute, 1, 1)))
+
+
+def kv_bytes_per_token(config: HybridConfig, compute: Compute) -> int:
+    """Bytes of keys and values that one position of one sequence needs."""
+    shapes = state_shapes(config, compute, 1, 1)
+    return tree_bytes(tuple(state for state in shapes if isinstance(state, KVState)))
+
+
+def check_states(states: Any, expected: Any, where: str) -> None:
+    """Compare structure, shapes and dtypes with what the model expects.
+
+    Args:
+        states: tuple of states, arrays of jax or numpy.
+        expected: the same tree of `jax.ShapeDtypeStruct`.
+        where: the door, for the message.
+
+    Raises:
+        ValueError: names the door, the leaf, what was found and what was expected.
+    """
+    found_leaves, found_tree = jax.tree_util.tree_flatten_with_path(states)
+    expected_leaves, expected_tree = jax.tree_util.tree_flatten_with_path(expected)
+    if found_tree != expected_tree:
+        raise ValueError(f"{where}: states have structure {found_tree}; expected {expected_tree}")
+    for (path, found), (_, want) in zip(found_leaves, expected_leaves, strict=True):
+        if tuple(found.shape) != tuple(want.shape) or np.dtype(found.dtype) != np.dtype(want.dtype):
+            raise ValueError(
+                f"{where}: state{jax.tree_util.keystr(path)} is {np.dtype(found.dtype).name}"
+                f"{list(found.shape)}; expected {np.dtype(want.dtype).name}{list(want.shape)}"
+            )
