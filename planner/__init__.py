@@ -1,1 +1,1 @@
-"""What to compute and what to keep: prefill plans, placement, prefix index, eviction; plain Python, no jax."""
+"""What to compute and what to keep: plans, placement, index, eviction; plain Python, no jax."""
