@@ -4,23 +4,28 @@
 and `head` inside the loops of `hybrid.prefill` and `hybrid.decode`.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from hybrid.config import Branch, Compute, HybridConfig
+from hybrid.config import Branch, Compute, HybridConfig, NormSpec
 from hybrid.layers import build_part
 from hybrid.layers.linear import Embedding, Linear, RMSNorm, constant
 from hybrid.layers.part import Part, Tile
 from hybrid.state import RecurrentState, State, States
+
+_Run = Callable[[Part, jax.Array, State | None], tuple[jax.Array, Any]]
 
 
 class ResidualBranch(nnx.Module):
     """Norm, parts side by side, post-norm; adds the sum to the stream."""
 
     def __init__(self, branch: Branch, hidden_size: int, compute: Compute, rngs: nnx.Rngs) -> None:
-        def norm(spec: object) -> RMSNorm | None:
+        def norm(spec: NormSpec | None) -> RMSNorm | None:
             return None if spec is None else RMSNorm(hidden_size, spec, compute)
 
         self.norm = norm(branch.norm)
@@ -130,7 +135,7 @@ class HybridModel(nnx.Module):
         x, new_states = self._walk(self.embed(tokens), states, run)
         return self.head(x), new_states
 
-    def _walk(self, x, states, run):  # type: ignore[no-untyped-def]
+    def _walk(self, x: jax.Array, states: States, run: _Run) -> tuple[jax.Array, States]:
         """Thread the stream through all branches and hand each stateful part its state."""
         pending = list(states)
         new_states = []

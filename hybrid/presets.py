@@ -1,13 +1,13 @@
 """Named configurations: one for tests, one sized for a CPU; published sizes come with the
 checkpoint families."""
 
-from hybrid.config import AttentionSpec, Branch, HybridConfig, Mamba2Spec, MLPSpec
+from hybrid.config import AttentionSpec, Branch, HybridConfig, Mamba2Spec, MLPSpec, PartSpec
 
 
 def _bamba_like(
     name: str, hidden_size: int, pattern: str, mamba: Mamba2Spec, attention: AttentionSpec, mlp: int
 ) -> HybridConfig:
-    mixers = {"M": mamba, "A": attention}
+    mixers: dict[str, PartSpec] = {"M": mamba, "A": attention}
     return HybridConfig(
         name=name,
         hidden_size=hidden_size,

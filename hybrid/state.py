@@ -16,12 +16,8 @@ import numpy as np
 from hybrid.config import AttentionSpec, Compute, HybridConfig, Mamba2Spec, PartSpec
 
 
-def _pytree(cls: type) -> Any:
-    frozen = dataclasses.dataclass(frozen=True)(cls)
-    return jax.tree_util.register_dataclass(frozen)
-
-
-@_pytree
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class RecurrentState:
     """A recurrent part after some tokens.
 
@@ -35,7 +31,8 @@ class RecurrentState:
     conv: Any
 
 
-@_pytree
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class KVState:
     """Keys and values of one attention part, rows 0..capacity-1 of one prompt.
 
@@ -134,7 +131,7 @@ def check_states(states: Any, expected: Any, where: str) -> None:
     """
     found_leaves, found_tree = jax.tree_util.tree_flatten_with_path(states)
     expected_leaves, expected_tree = jax.tree_util.tree_flatten_with_path(expected)
-    if found_tree != expected_tree:
+    if str(found_tree) != str(expected_tree):
         raise ValueError(f"{where}: states have structure {found_tree}; expected {expected_tree}")
     for (path, found), (_, want) in zip(found_leaves, expected_leaves, strict=True):
         if tuple(found.shape) != tuple(want.shape) or np.dtype(found.dtype) != np.dtype(want.dtype):

@@ -77,7 +77,7 @@ class Mamba2(Part):
         spec = self.spec
         bc = spec.num_groups * spec.state_dim
         widths = (spec.inner_dim, spec.inner_dim, bc, bc, spec.num_heads)
-        return jnp.asarray(np.repeat(np.float32(spec.projection_multipliers), widths))
+        return jnp.asarray(np.repeat(np.asarray(spec.projection_multipliers, np.float32), widths))
 
     def _dt(self, raw: jax.Array) -> jax.Array:
         dt = jax.nn.softplus(raw + jnp.expand_dims(self.dt_bias[...], range(raw.ndim - 1)))
