@@ -1,7 +1,7 @@
 """Recurrent scan kernels with state capture at planned offsets, in JAX and Pallas.
 
-Each operation is a folder with the same files: `api.py` (checks and dispatch), `reference.py` (token loop, the oracle),
-`xla.py` (chunked form), `pallas.py` (the kernel and its thin launchers).
+Each operation is a folder with the same files: `api.py` (checks and dispatch), `reference.py`
+(token loop, the oracle), `xla.py` (chunked form), `pallas.py` (the kernel and its thin launchers).
 
 Dimension key of the whole repository, used as suffixes of names (`x_BTHP`) and in signatures:
 

@@ -1,4 +1,4 @@
-"""Argument checks that every public operation shares: each error names what, where, and what was expected."""
+"""Argument checks that every public operation shares: errors name what, where and the expected."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,8 @@ def check_implementation(op: str, implementation: str) -> None:
     """Raise ValueError unless `implementation` is one of the names that every operation knows."""
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(
-            f"{op}: implementation is {implementation!r}, expected one of {', '.join(IMPLEMENTATIONS)}"
+            f"{op}: implementation is {implementation!r}, "
+            f"expected one of {', '.join(IMPLEMENTATIONS)}"
         )
 
 

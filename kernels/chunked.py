@@ -1,14 +1,17 @@
 """The driver of every chunked XLA form: chunks left to right, captures, and a recomputing gradient.
 
-An operation brings one function, `chunk_fn(state, rows) -> (new_state, y)`, over a chunk of rows. It must
-treat an all-zero row as the identity, exactly: the state passes unchanged, bit for bit. Then
+An operation brings one function, `chunk_fn(state, rows) -> (new_state, y)`, over a chunk of rows.
+It must treat an all-zero row as the identity, exactly: the state passes unchanged, bit for bit.
+Then
 
 - a capture at the end of a chunk is the carried state itself;
 - a capture inside a chunk is `chunk_fn` once more, with the rows from the offset on zeroed;
-- slots that nobody uses cost nothing: captures run in a loop whose trip count is the number of used ones.
+- slots that nobody uses cost nothing: captures run in a loop whose trip count is the number of
+  used ones.
 
 The gradient keeps the inputs alone. It finds the states again in two levels, the starts of about
-sqrt(chunks) segments and then the chunks of one segment at a time, so it never holds chunks x state.
+sqrt(chunks) segments and then the chunks of one segment at a time, so it never holds chunks x
+state.
 """
 
 from collections.abc import Callable
@@ -29,7 +32,7 @@ UNROLLED_CHUNKS = 4
 
 
 class _Jobs(NamedTuple):
-    """Captures as a work list: slots of all rows, flattened and ordered by the chunk that makes them."""
+    """Captures as a work list: all slots, flattened, ordered by the chunk that makes them."""
 
     order_J: Int32[Array, " J"]
     offset_J: Int32[Array, " J"]
@@ -42,9 +45,11 @@ def chunked_scan(
     """Run `chunk_fn` over all chunks from left to right.
 
     Args:
-        chunk_fn: maps (state [batch, ...], rows [batch, chunk, ...]) to (new state, y). A module-level
-            function or one that hashes by value, so that traces are shared; it closes over no tracer.
-        rows: tree of [batch, length, ...] with length a multiple of `chunk`; rows that do not count are zero.
+        chunk_fn: maps (state [batch, ...], rows [batch, chunk, ...]) to (new state, y). A
+            module-level function or one that hashes by value, so that traces are shared; it closes
+            over no tracer.
+        rows: tree of [batch, length, ...] with length a multiple of `chunk`; rows that do not
+            count are zero.
         initial_state: tree of [batch, ...].
         bounds: lengths and normalised capture offsets.
         chunk: rows a chunk.
@@ -57,7 +62,7 @@ def chunked_scan(
     length = jax.tree.leaves(rows)[0].shape[1]
     jobs = _plan_jobs(bounds.offsets_BK, chunk, length // chunk)
     y, final, flat = _run(chunk_fn, chunk, rows, initial_state, jobs)
-    captured = jax.tree.map(lambda leaf: leaf.reshape((batch, slots) + leaf.shape[1:]), flat)
+    captured = jax.tree.map(lambda leaf: leaf.reshape((batch, slots, *leaf.shape[1:])), flat)
     return y, final, captured
 
 
@@ -93,10 +98,10 @@ def _add_to_row(tree: Tree, row: Array, part: Tree) -> Tree:
 
 
 def _zeros(tree: Tree, length: int | None = None) -> Tree:
-    """Zeros like a tree of shapes, with the second axis stretched to `length` where one is given."""
+    """Zeros like a tree of shapes, the second axis stretched to `length` where it is given."""
     return jax.tree.map(
         lambda leaf: jnp.zeros(
-            leaf.shape if length is None else (leaf.shape[0], length) + leaf.shape[2:], leaf.dtype
+            leaf.shape if length is None else (leaf.shape[0], length, *leaf.shape[2:]), leaf.dtype
         ),
         tree,
     )
@@ -155,7 +160,7 @@ def _run(
     num_chunks = length // chunk
     num_jobs = jobs.order_J.shape[0]
     captured = jax.tree.map(
-        lambda leaf: jnp.zeros((num_jobs,) + leaf.shape[1:], leaf.dtype), initial_state
+        lambda leaf: jnp.zeros((num_jobs, *leaf.shape[1:]), leaf.dtype), initial_state
     )
 
     def step(index: int | Array, state: Tree, captured: Tree) -> tuple[Tree, Tree, Tree]:
@@ -260,7 +265,7 @@ def _capture_bwd(
     after_bar: Tree,
     captured_bar: Tree,
 ) -> tuple[Tree, tuple[Tree, Tree]]:
-    """Pull the captures of one chunk back: onto the state after it, and onto its own state and rows."""
+    """Pull the captures of one chunk back: onto the state after it, and its own state and rows."""
     batch = jax.tree.leaves(rows)[0].shape[0]
 
     def pull(position: Array, carry: tuple[Tree, Tree, Tree]) -> tuple[Tree, Tree, Tree]:

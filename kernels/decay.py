@@ -1,15 +1,16 @@
 """Log-decays inside a chunk: running sums whose differences do not cancel.
 
-The decay from row j to row i of a chunk is exp(a_i - a_j) with `a` the running sum of the log-decays. In
-fp32 that difference loses what follows a strong decay: after a row of -3000, a_i and a_j carry an error
-of 1e-4 each, though exp(a_i - a_j) may be near 1. So each log-decay is split in two,
+The decay from row j to row i of a chunk is exp(a_i - a_j) with `a` the running sum of the
+log-decays. In fp32 that difference loses what follows a strong decay: after a row of -3000, a_i
+and a_j carry an error of 1e-4 each, though exp(a_i - a_j) may be near 1. So each log-decay is
+split in two,
 
     high: a multiple of 2^-10, at least -128, so that sums over up to 128 rows are exact in fp32
           (128 rows x 128 = 2^14 = 2^24 steps of 2^-10);
     low:  the rest, at most 2^-11 in size, whose sums stay below 2^-4 and round at 2^-28.
 
-The differences of the two are taken apart and added last. Log-decays below -128 are raised to it: exp is 0
-in fp32 there (from about -104 on), and every log-decay is <= 0, so no product changes.
+The differences of the two are taken apart and added last. Log-decays below -128 are raised to it:
+exp is 0 in fp32 there (from about -104 on), and every log-decay is <= 0, so no product changes.
 """
 
 from typing import NamedTuple

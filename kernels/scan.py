@@ -1,12 +1,14 @@
 """What all scans share: the result type, the bounds of rows and captures, and the operator itself.
 
-Every recurrence here is an associative scan over pairs (decay, state). The first pair then the second is
+Every recurrence here is an associative scan over pairs (decay, state). The first pair then the
+second is
 
     (a1, b1) then (a2, b2)  =  (a2 a1, a2 b1 + b2)
 
 with a scalar, diagonal or matrix decay; :func:`combine` is the only place where that is written.
 
-Where offsets lie (length 8, chunks of 4; an offset counts tokens consumed, so it sits between tokens):
+Where offsets lie (length 8, chunks of 4; an offset counts tokens consumed, so it sits between
+tokens):
 
     token          0   1   2   3 | 4   5   6   7
     offset       0   1   2   3   4   5   6   7   8
@@ -17,7 +19,6 @@ Where offsets lie (length 8, chunks of 4; an offset counts tokens consumed, so i
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, Shaped
 
@@ -61,7 +62,8 @@ def scan_bounds(
         op: the operation's name, for messages.
         batch: rows.
         length: tokens a row, padding included.
-        capture_offsets: int32 [batch, slots], tokens consumed; 0, negative or more than the row's length = unused.
+        capture_offsets: int32 [batch, slots], tokens consumed; 0, negative or more than the row's
+            length = unused.
         lengths: int32 [batch], tokens that count in each row; clipped to 0..length.
 
     Returns:
@@ -132,6 +134,6 @@ def advance(
     span: tuple[Array, Array],
     product: Callable[[Array, Array], Array] = jnp.multiply,
 ) -> Float[Array, "..."]:
-    """Carry a state over a span (decay, state): the operator where the earlier decay is not needed."""
+    """Carry a state over a span: the operator where the earlier decay is not needed."""
     decay, increment = span
     return product(decay, state) + increment

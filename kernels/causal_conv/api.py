@@ -34,8 +34,8 @@ def causal_conv(
         weight: [width, channels], oldest input first; float32 or bfloat16.
         bias: [channels]; none if None.
         initial_state: [batch, width - 1, channels], oldest first, dtype of x; zeros if None.
-        start: int32 [batch], the first token that counts; the initial state sits just before it, tokens
-            below it are ignored and their y is 0. 0 if None.
+        start: int32 [batch], the first token that counts; the initial state sits just before it,
+            tokens below it are ignored and their y is 0. 0 if None.
         capture_offsets: int32 [batch, slots], tokens consumed, max(start, 1)..length in any order,
             repeats allowed; anything else marks an unused slot.
         lengths: int32 [batch], the end of the tokens that count; all if None.
@@ -43,8 +43,9 @@ def causal_conv(
         implementation: "auto", "reference" (token loop) or "xla" (shifted sums).
 
     Returns:
-        ScanResult: y like x, zero outside start..lengths; final_state [batch, width - 1, channels] and
-        captured [batch, slots, width - 1, channels] in the dtype of x, zeros in unused slots.
+        ScanResult: y like x, zero outside start..lengths; final_state [batch, width - 1, channels]
+            and captured [batch, slots, width - 1, channels] in the dtype of x; zeros in unused
+            slots.
 
     Raises:
         TypeError: a dtype that is not accepted.

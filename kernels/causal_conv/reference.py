@@ -1,12 +1,12 @@
 """Causal depthwise convolution as a loop over tokens: the oracle."""
 
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float
 
-from kernels.causal_conv.rows import ConvBounds
+from kernels.causal_conv.rows import ConvBounds, counted_rows
 from kernels.causal_conv.xla import conv_window
-from kernels.scan import ScanResult
+from kernels.scan import Bounds, ScanResult
+from kernels.token_loop import token_loop
 
 
 def conv_token(
@@ -31,23 +31,13 @@ def conv_reference(
     activation: str | None,
 ) -> ScanResult:
     """The convolution token by token, as a shift register."""
-    starts_B, lengths_B, offsets_BK = bounds
-    at_start_BK = (offsets_BK > 0) & (offsets_BK == starts_B[:, None])
-    captured = jnp.where(at_start_BK[:, :, None, None], state_BWM[:, None], 0).astype(x_BTM.dtype)
+    _, lengths_B, offsets_BK = bounds
 
-    def step(carry, token):  # type: ignore[no-untyped-def]
-        state_BWM, captured = carry
-        position, x_BM = token
-        counts_B = (position >= starts_B) & (position < lengths_B)
+    def token(state_BWM: Array, rows: tuple[Array, Array]) -> tuple[Array, Array]:
+        x_BM, counts_B1 = rows
         new_BWM, y_BM = conv_token(state_BWM, x_BM, weight_WM, bias_M, activation)
-        state_BWM = jnp.where(counts_B[:, None, None], new_BWM, state_BWM)
-        y_BM = jnp.where(counts_B[:, None], y_BM, 0.0).astype(x_BM.dtype)
-        here_BK = (offsets_BK == position + 1) & counts_B[:, None]
-        captured = jnp.where(here_BK[:, :, None, None], state_BWM[:, None], captured)
-        return (state_BWM, captured), y_BM
+        state_BWM = jnp.where(counts_B1[:, :, None], new_BWM, state_BWM)
+        return state_BWM, jnp.where(counts_B1, y_BM, 0.0)
 
-    positions = jnp.arange(x_BTM.shape[1], dtype=jnp.int32)
-    (final_BWM, captured), y_TBM = lax.scan(
-        step, (state_BWM, captured), (positions, jnp.moveaxis(x_BTM, 1, 0))
-    )
-    return ScanResult(jnp.moveaxis(y_TBM, 0, 1), final_BWM, captured)
+    counts_BT1 = counted_rows(bounds, x_BTM.shape[1])[:, :, None]
+    return token_loop(token, (x_BTM, counts_BT1), state_BWM, Bounds(lengths_B, offsets_BK))

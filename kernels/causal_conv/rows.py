@@ -6,7 +6,8 @@ Width 4 (a state holds 3 inputs), start 2, length 6; `.` is a row that nothing r
     content       .  .  s0 s1 s2 x2 x3 x4 x5      s: initial state, written at padded row `start`
     token                     |  2  3  4  5       token i is padded row i + 3
 
-The state at offset o is the window that starts at padded row o: at o = 2 it is s0 s1 s2, at o = 6 x3 x4 x5.
+The state at offset o is the window that starts at padded row o: at o = 2 it is s0 s1 s2, at o = 6
+x3 x4 x5.
 """
 
 from typing import NamedTuple
@@ -73,5 +74,6 @@ def states_of(
         windows = jax.vmap(jax.vmap(window, (None, 0)))(padded_BTM, bounds.offsets_BK)
         return jnp.where(used_BK[:, :, None, None], windows, empty)
 
-    # Most passes use no slot, and a gather of them all costs as much as a good part of the convolution.
+    # Most passes use no slot, and a gather of them all costs as much as a good part of the
+    # convolution.
     return final_BWM, lax.cond(jnp.any(used_BK), gather, lambda: empty)

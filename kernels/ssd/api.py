@@ -33,8 +33,8 @@ def ssd_scan(
 ) -> ScanResult:
     """State-space duality scan of Mamba-2, with states at planned offsets, in one pass.
 
-    Per head: h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T and y_t = h_t C_t, without the D skip and gate.
-    Rows with x = 0 and dt = 0 leave the state unchanged bit for bit.
+    Per head: h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T and y_t = h_t C_t, without the D skip and
+    gate. Rows with x = 0 and dt = 0 leave the state unchanged bit for bit.
 
     Args:
         x: inputs [batch, length, heads, head_dim], float32 or bfloat16.
@@ -44,16 +44,17 @@ def ssd_scan(
             h // (heads // groups).
         C: output projections, like B.
         initial_state: float32 [batch, heads, head_dim, state_dim]; zeros if None.
-        capture_offsets: int32 [batch, slots], tokens consumed, 1..length in any order, repeats allowed;
-            0 or more than the row's length marks an unused slot.
+        capture_offsets: int32 [batch, slots], tokens consumed, 1..length in any order, repeats
+            allowed; 0 or more than the row's length marks an unused slot.
         lengths: int32 [batch], tokens that count in each row; all if None.
-        chunk: tokens a chunk, at most 128. States at its multiples are exact: the bits of a run of that
-            length.
+        chunk: tokens a chunk, at most 128. States at its multiples are exact: the bits of a run of
+            that length.
         implementation: "auto", "reference" (token loop), "xla" (chunked) or "pallas" (kernel).
 
     Returns:
-        ScanResult: y like x, zero beyond `lengths`; final_state float32 [batch, heads, head_dim, state_dim];
-        captured float32 [batch, slots, heads, head_dim, state_dim], zeros in unused slots.
+        ScanResult: y like x, zero beyond `lengths`; final_state float32 [batch, heads, head_dim,
+            state_dim]; captured float32 [batch, slots, heads, head_dim, state_dim],
+            zeros in unused slots.
 
     Raises:
         TypeError: a dtype that is not accepted.

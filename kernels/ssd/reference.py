@@ -1,11 +1,11 @@
 """SSD as a loop over tokens: the oracle, and the single step of decode."""
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from kernels.scan import Bounds, ScanResult, advance, valid_rows
+from kernels.scan import Bounds, ScanResult, advance
+from kernels.token_loop import token_loop
 
 
 def ssd_token(
@@ -38,23 +38,10 @@ def ssd_reference(
     initial_state: Float[Array, "B H P N"],
     bounds: Bounds,
 ) -> ScanResult:
-    """The scan token by token; plain JAX throughout, so its gradients are JAX's own."""
-    valid_BT = valid_rows(bounds.lengths_B, x_BTHP.shape[1])
-    captured = jnp.zeros((*bounds.offsets_BK.shape, *initial_state.shape[1:]), jnp.float32)
+    """The scan token by token."""
 
-    def step(carry, token):  # type: ignore[no-untyped-def]
-        state_BHPN, captured = carry
-        position, valid_B, x_BHP, dt_BH, B_BGN, C_BGN = token
-        new_BHPN, y_BHP = ssd_token(state_BHPN, x_BHP, dt_BH, A_H, B_BGN, C_BGN)
-        state_BHPN = jnp.where(valid_B[:, None, None, None], new_BHPN, state_BHPN)
-        y_BHP = jnp.where(valid_B[:, None, None], y_BHP, 0.0).astype(x_BHP.dtype)
-        here_BK = bounds.offsets_BK == position + 1
-        captured = jnp.where(here_BK[:, :, None, None, None], state_BHPN[:, None], captured)
-        return (state_BHPN, captured), y_BHP
+    def token(state_BHPN: Array, rows: tuple[Array, ...]) -> tuple[Array, Array]:
+        x_BHP, dt_BH, B_BGN, C_BGN = rows
+        return ssd_token(state_BHPN, x_BHP, dt_BH, A_H, B_BGN, C_BGN)
 
-    positions = jnp.arange(x_BTHP.shape[1], dtype=jnp.int32)
-    per_row = jax.tree.map(
-        lambda leaf: jnp.moveaxis(leaf, 1, 0), (valid_BT, x_BTHP, dt_BTH, B_BTGN, C_BTGN)
-    )
-    (final, captured), y_TBHP = lax.scan(step, (initial_state, captured), (positions, *per_row))
-    return ScanResult(jnp.moveaxis(y_TBHP, 0, 1), final, captured)
+    return token_loop(token, (x_BTHP, dt_BTH, B_BTGN, C_BTGN), initial_state, bounds)

@@ -52,7 +52,8 @@ def ssd_chunk(
 ) -> tuple[Float[Array, "B H P N"], Float[Array, "B C H P"]]:
     """One chunk: y of its rows, and the state after them.
 
-    Source: Dao and Gu, "Transformers are SSMs" (2024), section 6; the running sums as in kernels.decay.
+    Source: Dao and Gu, "Transformers are SSMs" (2024), section 6; the running sums as in
+    kernels.decay.
     """
     x_BCHP, log_decay_BCH, dt_BCH, B_BCGN, C_BCGN = rows
     batch, chunk, heads, head_dim = x_BCHP.shape
@@ -71,9 +72,7 @@ def ssd_chunk(
     later = LogDecay(*(part[:, :, :, None] for part in sums_BHC))
     earlier = LogDecay(*(part[:, :, None, :] for part in sums_BHC))
     mask = causal_CC[None, None]
-    masked = LogDecay(
-        jnp.where(mask, later.high - earlier.high, -jnp.inf), later.low - earlier.low
-    )
+    masked = LogDecay(jnp.where(mask, later.high - earlier.high, -jnp.inf), later.low - earlier.low)
     decay_BHCC = decay_so_far(masked)
     scores_BGCC = jnp.einsum(
         "bign,bjgn->bgij",
