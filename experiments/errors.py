@@ -17,11 +17,11 @@ def as_user_error(what: str) -> Iterator[None]:
       what: what was being checked, e.g. "--preset tiny"; put in front of the check's message.
 
     Raises:
-      UserError: where the body raised ValueError, TypeError, KeyError or OSError.
+      UserError: where the body raised ValueError, TypeError, KeyError, OSError or MemoryError.
     """
     try:
         yield
-    except (ValueError, TypeError, KeyError, OSError) as error:
+    except (ValueError, TypeError, KeyError, OSError, MemoryError) as error:
         text = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"{what}: {text}") from error
 

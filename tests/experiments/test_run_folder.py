@@ -55,6 +55,7 @@ def whole(tmp_path_factory):
     return path, (path / "metrics.jsonl").read_bytes()
 
 
+@hypothesis.settings(max_examples=30)
 @hypothesis.given(cut=st.floats(0, 1))
 def test_a_file_cut_at_any_byte_is_readable_and_the_rerun_completes_it(whole, cut):
     path, data = whole

@@ -1,0 +1,73 @@
+"""Progress of a sweep on standard error: a bar on a terminal, a line a cell elsewhere."""
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+
+class SweepProgress:
+    """Counts the requests of the cells that are still to run; use as a context manager.
+
+    Args:
+      cells: how many cells will run.
+      requests: how many requests each has.
+    """
+
+    def __init__(self, cells: int, requests: int) -> None:
+        self.cells, self.requests, self.done = cells, requests, 0
+        self.console = Console(stderr=True, highlight=False)
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("requests"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+            transient=True,
+        )
+        self.task: TaskID = self.bar.add_task("", total=cells * requests)
+        self.label, self.started_s = "", 0.0
+
+    def __enter__(self) -> "SweepProgress":
+        """Show the bar."""
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Take the bar away."""
+        self.bar.stop()
+
+    def start_cell(self, label: str) -> None:
+        """Name the cell that runs now.
+
+        Args:
+          label: a few words.
+        """
+        self.label, self.started_s = label, time.perf_counter()
+        self.bar.update(self.task, description=label)
+
+    def advance(self) -> None:
+        """Count one request."""
+        self.bar.advance(self.task)
+
+    def end_cell(self) -> None:
+        """Count one cell; where there is no terminal, say so."""
+        self.done += 1
+        if not self.console.is_terminal:
+            took_s = time.perf_counter() - self.started_s
+            self.console.print(f"[{self.done}/{self.cells}] {self.label}: {took_s:.1f} s")
