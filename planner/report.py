@@ -44,6 +44,7 @@ class RequestReport:
         restored: position of the snapshot that was restored, 0 if none.
         recomputed: tokens that prefill ran; must be total - restored.
         reason: why it was not better.
+        captured: states that the passes gave, kept or not.
         snapshots: snapshots that were kept.
         bytes_written: bytes of snapshots and blocks that were kept.
         passes: passes that ran.
@@ -60,6 +61,7 @@ class RequestReport:
     restored: int
     recomputed: int
     reason: Reason
+    captured: int = 0
     snapshots: int = 0
     bytes_written: int = 0
     passes: int = 0
@@ -114,6 +116,7 @@ class RequestReport:
 
 
 _COUNTS = (
+    "captured",
     "snapshots",
     "bytes_written",
     "passes",
