@@ -38,7 +38,6 @@ from experiments.workloads import Outputs, Request, Workload, stdlib_sessions, t
 
 if TYPE_CHECKING:
     from hybrid.engine import Engine
-
     from hybrid.runner import ModelRunner
 
 ANSWERS = "answers.json"
@@ -163,10 +162,10 @@ class Sweep:
     """A model and a workload; runs cells.
 
     Attributes:
-      options: of the experiment.
-      runner: the compiled model.
-      workload: what is asked.
-      snapshot_bytes: bytes of one snapshot.
+        options: of the experiment.
+        runner: the compiled model.
+        workload: what is asked.
+        snapshot_bytes: bytes of one snapshot.
     """
 
     options: AblateInterval

@@ -19,13 +19,13 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
     """One line a cell: sums over its requests, medians and spread over its repeats.
 
     Args:
-      rows: of metrics.jsonl.
+        rows: of metrics.jsonl.
 
     Returns:
-      Cells in order of first appearance.
+        Cells in order of first appearance.
 
     Raises:
-      ValueError: repeats of a cell whose counts differ, which replayed answers rule out.
+        ValueError: repeats of a cell whose counts differ, which replayed answers rule out.
     """
     cells: dict[tuple[Any, ...], dict[int, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
@@ -73,7 +73,7 @@ def report(folder: Path) -> None:
     """Write summary.csv and the plot of a run folder, and print its table.
 
     Args:
-      folder: the run folder.
+        folder: the run folder.
     """
     rows = read_rows(folder)
     summary = summarise(rows)
@@ -137,8 +137,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     """Draw recomputed tokens, time to first token and snapshot bytes against the interval.
 
     Args:
-      rows: of metrics.jsonl.
-      path: the PNG file.
+        rows: of metrics.jsonl.
+        path: the PNG file.
     """
     cached = [row for row in rows if row["mode"] != "off"]
     baseline = [row for row in rows if row["mode"] == "off"]

@@ -14,10 +14,10 @@ def git_state(folder: Path) -> dict[str, Any]:
     """Commit that the code in a folder stands at.
 
     Args:
-      folder: any folder of the checkout.
+        folder: any folder of the checkout.
 
     Returns:
-      {"commit": 40 hex digits or None outside a checkout, "dirty": whether tracked files differ}.
+        {"commit": 40 hex digits or None outside a checkout, "dirty": whether tracked files differ}.
     """
     try:
         commit = _git(folder, "rev-parse", "HEAD")
@@ -42,10 +42,10 @@ def describe_environment(devices: bool = True) -> dict[str, Any]:
     """Describe the machine and the software: figures compare only where these agree.
 
     Args:
-      devices: also start jax and list its devices; False for experiments that run no model.
+        devices: also start jax and list its devices; False for experiments that run no model.
 
     Returns:
-      A flat dictionary of JSON values: Python and package versions, platform, cores, devices.
+        A flat dictionary of JSON values: Python and package versions, platform, cores, devices.
     """
     found: dict[str, Any] = {"python": platform.python_version()}
     found |= {name: version(name) for name in PACKAGES}

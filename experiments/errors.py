@@ -14,10 +14,10 @@ def as_user_error(what: str) -> Iterator[None]:
     """Turn the ValueError of a check on something that the user chose into a `UserError`.
 
     Args:
-      what: what was being checked, e.g. "--preset tiny"; put in front of the check's message.
+        what: what was being checked, e.g. "--preset tiny"; put in front of the check's message.
 
     Raises:
-      UserError: where the body raised ValueError, TypeError, KeyError, OSError or MemoryError.
+        UserError: where the body raised ValueError, TypeError, KeyError, OSError or MemoryError.
     """
     try:
         yield
@@ -33,10 +33,10 @@ def run_main(main: Callable[[], None]) -> None:
     keeps what is finished); anything else is a bug and keeps its traceback.
 
     Args:
-      main: parses the command line and runs.
+        main: parses the command line and runs.
 
     Raises:
-      SystemExit: on a user's mistake or an interrupt.
+        SystemExit: on a user's mistake or an interrupt.
     """
     try:
         main()

@@ -49,7 +49,7 @@ class Options:
         """The options that figures depend on.
 
         Returns:
-          Option name to value, without the run folder and where caches and profiles go.
+            Option name to value, without the run folder and where caches and profiles go.
         """
         return {name: value for name, value in asdict(self).items() if name not in NOT_CONFIG}
 
@@ -61,14 +61,14 @@ def parse(kind: type[Chosen], experiment: str) -> Chosen:
     """Read the command line into an options dataclass.
 
     Args:
-      kind: a subclass of `Options`; its docstring becomes the help text.
-      experiment: module name, for the help text.
+        kind: a subclass of `Options`; its docstring becomes the help text.
+        experiment: module name, for the help text.
 
     Returns:
-      The options.
+        The options.
 
     Raises:
-      SystemExit: 2 on a wrong command line, 0 after --help.
+        SystemExit: 2 on a wrong command line, 0 after --help.
     """
     return tyro.cli(kind, prog=f"python -m experiments.{experiment}", description=kind.__doc__)
 
@@ -78,7 +78,7 @@ def started(options: Options) -> Iterator[None]:
     """Set up jax as the options ask, before anything is compiled.
 
     Args:
-      options: --compilation-cache and --profile are looked at.
+        options: --compilation-cache and --profile are looked at.
     """
     import jax
 

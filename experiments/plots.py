@@ -24,10 +24,10 @@ def style(index: int) -> dict[str, Any]:
     """Colour, marker and line of the index-th series.
 
     Args:
-      index: place in the list of all series of a run, so that one looks alike in every plot.
+        index: place in the list of all series of a run, so that one looks alike in every plot.
 
     Returns:
-      Keyword arguments of `Axes.plot`.
+        Keyword arguments of `Axes.plot`.
     """
     return {
         "color": PALETTE[index % len(PALETTE)],
@@ -44,12 +44,12 @@ def new_figure(
     """A figure with panels side by side.
 
     Args:
-      columns: how many panels.
-      width_in: width of one, in inches.
-      height_in: height, in inches.
+        columns: how many panels.
+        width_in: width of one, in inches.
+        height_in: height, in inches.
 
     Returns:
-      The figure and its axes, with a light grid and without the box's upper and right lines.
+        The figure and its axes, with a light grid and without the box's upper and right lines.
     """
     figure = Figure(figsize=(columns * width_in, height_in), layout="constrained", dpi=150)
     FigureCanvasAgg(figure)
@@ -66,10 +66,10 @@ def plot_spread(ax: Axes, values: Mapping[float, Sequence[float]], label: str, i
     """Draw a series as medians with a band from the first to the third quartile.
 
     Args:
-      ax: where.
-      values: x to the repeated measurements there.
-      label: the legend's text.
-      index: the series' place in the palette.
+        ax: where.
+        values: x to the repeated measurements there.
+        label: the legend's text.
+        index: the series' place in the palette.
     """
     xs = sorted(values)
     low, middle, high = ([float(np.quantile(values[x], q)) for x in xs] for q in (0.25, 0.5, 0.75))
@@ -83,9 +83,9 @@ def category_axis(ax: Axes, names: Sequence[str], label: str) -> None:
     """Name the places 0, 1, 2, ... of the x axis.
 
     Args:
-      ax: where.
-      names: a text a place.
-      label: the axis' label, with unit.
+        ax: where.
+        names: a text a place.
+        label: the axis' label, with unit.
     """
     ax.set_xticks(range(len(names)), names)
     ax.set_xlabel(label, fontsize=9.5)
@@ -104,9 +104,9 @@ def legend_below(figure: Figure, axes: Sequence[Axes], columns: int) -> None:
     """One legend for all panels, under them.
 
     Args:
-      figure: whose.
-      axes: the panels; equal labels are shown once.
-      columns: of the legend.
+        figure: whose.
+        axes: the panels; equal labels are shown once.
+        columns: of the legend.
     """
     found = {
         text: handle

@@ -18,8 +18,8 @@ class SweepProgress:
     """Counts the requests of the cells that are still to run; use as a context manager.
 
     Args:
-      cells: how many cells will run.
-      requests: how many requests each has.
+        cells: how many cells will run.
+        requests: how many requests each has.
     """
 
     def __init__(self, cells: int, requests: int) -> None:
@@ -56,7 +56,7 @@ class SweepProgress:
         """Name the cell that runs now.
 
         Args:
-          label: a few words.
+            label: a few words.
         """
         self.label, self.started_s = label, time.perf_counter()
         self.bar.update(self.task, description=label)

@@ -36,13 +36,13 @@ def cell_key(parameters: Mapping[str, Any]) -> str:
     """Key of a cell, by content: equal parameters in any order give equal keys in any process.
 
     Args:
-      parameters: JSON values; finite or infinite floats, strings, ints, bools, None, lists.
+        parameters: JSON values; finite or infinite floats, strings, ints, bools, None, lists.
 
     Returns:
-      16 hex digits.
+        16 hex digits.
 
     Raises:
-      TypeError: a value that JSON cannot hold.
+        TypeError: a value that JSON cannot hold.
     """
     text = json.dumps(_json_value(dict(parameters)), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -67,13 +67,13 @@ def read_rows(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Read the lines of the finished cells of a run folder.
 
     Args:
-      folder: a run folder; it may belong to a run that is still going.
+        folder: a run folder; it may belong to a run that is still going.
 
     Returns:
-      One dictionary a line, in the order of writing; lines of unfinished cells are left out.
+        One dictionary a line, in the order of writing; lines of unfinished cells are left out.
 
     Raises:
-      UserError: no such file, or a line other than the last that is not a JSON object.
+        UserError: no such file, or a line other than the last that is not a JSON object.
     """
     rows, _ = _read(Path(folder) / METRICS)
     return _finished(rows)[0]
@@ -83,13 +83,13 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a run folder's config.json.
 
     Args:
-      folder: a run folder.
+        folder: a run folder.
 
     Returns:
-      Its content: experiment, config, environment, commits, created, format.
+        Its content: experiment, config, environment, commits, created, format.
 
     Raises:
-      UserError: the file is not there or is not what this program writes.
+        UserError: the file is not there or is not what this program writes.
     """
     path = Path(folder) / CONFIG
     try:
@@ -136,12 +136,12 @@ def differences(old: Any, new: Any, name: str = "") -> list[str]:
     """Name what differs between two JSON values, deepest key first named.
 
     Args:
-      old: the value that was there.
-      new: the value that is asked for.
-      name: dotted path of the two, put in front of each difference.
+        old: the value that was there.
+        new: the value that is asked for.
+        name: dotted path of the two, put in front of each difference.
 
     Returns:
-      One text a difference, e.g. "tile: 64 there, 128 asked for".
+        One text a difference, e.g. "tile: 64 there, 128 asked for".
 
     >>> differences({"tile": 64, "seed": 0}, {"tile": 128, "seed": 0})
     ['tile: 64 there, 128 asked for']
@@ -167,8 +167,8 @@ class RunFolder:
     """One experiment's folder, open for writing by one process; use as a context manager.
 
     Attributes:
-      path: the folder.
-      notices: what the user should know about what was found there, one line each.
+        path: the folder.
+        notices: what the user should know about what was found there, one line each.
     """
 
     path: Path
@@ -188,18 +188,18 @@ class RunFolder:
         """Make a run folder, or go on with one that holds the same experiment and configuration.
 
         Args:
-          out: the folder; None makes a dated one under `runs`.
-          experiment: name of the experiment's module.
-          config: everything that the figures depend on, as JSON values.
-          environment: as `describe_environment` gives it, by default on this machine.
-          runs: where dated folders go.
+            out: the folder; None makes a dated one under `runs`.
+            experiment: name of the experiment's module.
+            config: everything that the figures depend on, as JSON values.
+            environment: as `describe_environment` gives it, by default on this machine.
+            runs: where dated folders go.
 
         Returns:
-          The folder, with config.json written and metrics.jsonl ready to be appended to.
+            The folder, with config.json written and metrics.jsonl ready to be appended to.
 
         Raises:
-          UserError: the folder holds another experiment, another configuration or figures from
-            another environment, holds files but is no run folder, is in use, or cannot be written.
+            UserError: the folder holds another experiment or configuration or figures from another
+                environment, holds files but is no run folder, is in use, or cannot be written.
         """
         path = Path(out) if out is not None else _dated(Path(runs), experiment)
         try:
@@ -246,10 +246,10 @@ class RunFolder:
         """Whether an earlier run, or this one, finished the cell.
 
         Args:
-          parameters: the cell's.
+            parameters: the cell's.
 
         Returns:
-          True where metrics.jsonl holds all of its lines.
+            True where metrics.jsonl holds all of its lines.
         """
         return cell_key(parameters) in self._done
 
@@ -257,10 +257,10 @@ class RunFolder:
         """The cells that are still to run, in order.
 
         Args:
-          cells: parameters of each cell.
+            cells: parameters of each cell.
 
         Returns:
-          Those that are not finished.
+            Those that are not finished.
         """
         return [cell for cell in cells if not self.is_finished(cell)]
 
@@ -270,13 +270,13 @@ class RunFolder:
         """Run and record one cell: takes lines from an iterator and writes each as it comes.
 
         Args:
-          parameters: the cell's, JSON values; repeated in each of its lines.
-          rows: the measurements, e.g. a generator that runs them.
-          count: how many there will be.
+            parameters: the cell's, JSON values; repeated in each of its lines.
+            rows: the measurements, e.g. a generator that runs them.
+            count: how many there will be.
 
         Raises:
-          ValueError: the cell is finished, a row repeats a parameter's name, or `rows` gave more or
-            fewer than `count`.
+            ValueError: the cell is finished, a row repeats a parameter's name, or `rows` gave more
+                or fewer than `count`.
         """
         key = cell_key(parameters)
         if key in self._done:

@@ -15,9 +15,9 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]
     """Print a table on standard output; columns of numbers are aligned right.
 
     Args:
-      title: one line above the table.
-      header: column names; a newline splits a long one.
-      rows: cells; None prints as a dash.
+        title: one line above the table.
+        header: column names; a newline splits a long one.
+        rows: cells; None prints as a dash.
     """
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for column, name in enumerate(header):
@@ -38,8 +38,8 @@ def write_csv(path: str | os.PathLike[str], rows: Sequence[dict[str, Any]]) -> N
     """Write dictionaries as CSV, with every name that occurs as a column.
 
     Args:
-      path: the file; replaced.
-      rows: names to values; None and missing ones are left empty.
+        path: the file; replaced.
+        rows: names to values; None and missing ones are left empty.
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
     with Path(path).open("w", newline="") as file:

@@ -16,14 +16,14 @@ def read_agent(lines: Iterable[Fields]) -> list[Recorded]:
     """Read an agent trace with full text.
 
     Args:
-      lines: {"timestamp": us, "input", "output", "session_id"} each, in any order.
+        lines: {"timestamp": us, "input", "output", "session_id"} each, in any order.
 
     Returns:
-      Requests in order of arrival, with the ends of earlier prompts that they continue as
-      message boundaries. A request with an empty prompt asks for nothing and is left out.
+        Requests in order of arrival, with the ends of earlier prompts that they continue as
+        message boundaries. A request with an empty prompt asks for nothing and is left out.
 
     Raises:
-      UserError: a field that is missing or wrong.
+        UserError: a field that is missing or wrong.
     """
     rows = []
     for line in lines:

@@ -22,13 +22,13 @@ def read_text(path: Path) -> str:
     """Read a text file, unpacking it where its name ends in .gz.
 
     Args:
-      path: the file.
+        path: the file.
 
     Returns:
-      Its whole content.
+        Its whole content.
 
     Raises:
-      UserError: it cannot be read, is cut off, is no gzip file or is not UTF-8.
+        UserError: it cannot be read, is cut off, is no gzip file or is not UTF-8.
     """
     try:
         data = path.read_bytes()
@@ -50,14 +50,14 @@ def json_lines(path: Path, text: str) -> Iterator["Fields"]:
     """Parse a text of one JSON object a line; empty lines are passed over.
 
     Args:
-      path: named in errors.
-      text: the content.
+        path: named in errors.
+        text: the content.
 
     Yields:
-      One object a line.
+        One object a line.
 
     Raises:
-      UserError: a line is not a JSON object.
+        UserError: a line is not a JSON object.
     """
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
@@ -73,14 +73,14 @@ def as_object(value: Any, where: str) -> "Fields":
     """Take a JSON value as an object.
 
     Args:
-      value: any JSON value.
-      where: file, line and path in the line, for errors.
+        value: any JSON value.
+        where: file, line and path in the line, for errors.
 
     Returns:
-      The object with access to its fields.
+        The object with access to its fields.
 
     Raises:
-      UserError: it is something else.
+        UserError: it is something else.
     """
     if not isinstance(value, dict):
         raise UserError(f"{where}: expected a JSON object, got {_kind(value)}")
@@ -92,8 +92,8 @@ class Fields:
     """A JSON object and where it stands.
 
     Attributes:
-      values: the object.
-      where: "file:line" and the path within the line.
+        values: the object.
+        where: "file:line" and the path within the line.
     """
 
     values: dict[str, Any]
@@ -108,11 +108,11 @@ class Fields:
         """The error for a field that is not what was expected.
 
         Args:
-          name: the field.
-          expected: in words.
+            name: the field.
+            expected: in words.
 
         Returns:
-          An error to raise.
+            An error to raise.
         """
         return UserError(
             f"{self.where}: {name}: expected {expected}, got {_kind(self.values[name])}"
@@ -186,10 +186,10 @@ def check_chains(prompts: list[tuple[str, Int64[ndarray, " blocks"]]]) -> None:
     """Check that an id always follows the same id: equal ids mean equal prefixes.
 
     Args:
-      prompts: (where, ids) of each prompt that shares one numbering, in order of arrival.
+        prompts: (where, ids) of each prompt that shares one numbering, in order of arrival.
 
     Raises:
-      UserError: names the first prompt that breaks a chain.
+        UserError: names the first prompt that breaks a chain.
     """
     largest = max((int(ids[-1]) for _, ids in prompts if ids.size), default=0)
     before = np.zeros(largest + 1, dtype=np.int64)  # id -> the id before it, plus 2; 0 = not seen

@@ -13,14 +13,14 @@ def read_mooncake(lines: Iterable[Fields]) -> list[Recorded]:
     """Read a Mooncake trace.
 
     Args:
-      lines: {"timestamp": ms, "input_length", "output_length", "hash_ids"} each; the last id of a
-        prompt may stand for a partial block.
+        lines: {"timestamp": ms, "input_length", "output_length", "hash_ids"} each; the last id of a
+          prompt may stand for a partial block.
 
     Returns:
-      Requests in the order of the file; each is its own session, as the format names none.
+        Requests in the order of the file; each is its own session, as the format names none.
 
     Raises:
-      UserError: a field that is missing or wrong, times that fall, or ids out of order.
+        UserError: a field that is missing or wrong, times that fall, or ids out of order.
     """
     found: list[Recorded] = []
     chains = []

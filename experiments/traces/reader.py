@@ -23,15 +23,15 @@ def read_trace(path: Path, max_requests: int | None = None) -> list[Recorded]:
     """Read a trace; its format is seen from the first object's fields.
 
     Args:
-      path: Mooncake JSONL, a WEKA session (JSON) or sessions (JSONL), or agent JSONL with full
-        text; plain or .gz.
-      max_requests: keep the first ones by arrival.
+        path: Mooncake JSONL, a WEKA session (JSON) or sessions (JSONL), or agent JSONL with full
+          text; plain or .gz.
+        max_requests: keep the first ones by arrival.
 
     Returns:
-      Requests in order of arrival.
+        Requests in order of arrival.
 
     Raises:
-      UserError: with file, line and what was expected.
+        UserError: with file, line and what was expected.
     """
     if max_requests is not None and max_requests < 1:
         raise UserError(f"--max-requests {max_requests}: expected at least 1")

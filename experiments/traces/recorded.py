@@ -28,15 +28,15 @@ class Recorded:
     """One request of a trace file.
 
     Attributes:
-      arrival_s: seconds since the first request of the trace.
-      session: name of the conversation.
-      total_tokens: prompt length.
-      output_tokens: length of the answer.
-      block_size: tokens an id stands for; where there is text, the unit in which it is shrunk.
-      ids: int64 [blocks], one an id of the prompt's blocks, unique over the whole trace; the last
-        block may be a partial one. None where the trace has text.
-      text: uint8 [total_tokens], the prompt's bytes, where the trace has text.
-      boundaries: ascending positions in tokens at which messages start, as far as known.
+        arrival_s: seconds since the first request of the trace.
+        session: name of the conversation.
+        total_tokens: prompt length.
+        output_tokens: length of the answer.
+        block_size: tokens an id stands for; where there is text, the unit in which it is shrunk.
+        ids: int64 [blocks], one an id of the prompt's blocks, unique over the whole trace; the last
+          block may be a partial one. None where the trace has text.
+        text: uint8 [total_tokens], the prompt's bytes, where the trace has text.
+        boundaries: ascending positions in tokens at which messages start, as far as known.
     """
 
     arrival_s: float
@@ -53,14 +53,14 @@ def scaled_block(block_size: int, scale: float) -> int:
     """Tokens that are kept of every `block_size`.
 
     Args:
-      block_size: tokens in a unit.
-      scale: in (0, 1].
+        block_size: tokens in a unit.
+        scale: in (0, 1].
 
     Returns:
-      At least `ID_TOKENS` (or the whole unit), so that different ids stay different.
+        At least `ID_TOKENS` (or the whole unit), so that different ids stay different.
 
     Raises:
-      UserError: scale out of range, or so small that blocks could no longer be told apart.
+        UserError: scale out of range, or so small that blocks could no longer be told apart.
     """
     if not 0 < scale <= 1:
         raise UserError(f"--scale {scale}: expected more than 0 and at most 1")
@@ -77,12 +77,12 @@ def scaled_length(length: int, block_size: int, kept: int) -> int:
     """Length of a prompt, or a position in it, after shrinking; shared prefixes stay shared.
 
     Args:
-      length: tokens before.
-      block_size: tokens in a unit.
-      kept: tokens kept of a unit.
+        length: tokens before.
+        block_size: tokens in a unit.
+        kept: tokens kept of a unit.
 
     Returns:
-      Tokens after.
+        Tokens after.
 
     >>> scaled_length(38, 16, 4)
     9
@@ -103,11 +103,11 @@ def block_tokens(keys: ndarray, length: int) -> Int32[ndarray, "blocks length"]:
     """Tokens of blocks that are known by a key only: a counter-based generator, keyed by block.
 
     Args:
-      keys: unsigned 64-bit [blocks].
-      length: tokens of each.
+        keys: unsigned 64-bit [blocks].
+        length: tokens of each.
 
     Returns:
-      int32 [blocks, length] in 0..255; the first 8 tokens of different keys differ.
+        int32 [blocks, length] in 0..255; the first 8 tokens of different keys differ.
     """
     words = -(-length // ID_TOKENS)
     with np.errstate(over="ignore"):
@@ -122,15 +122,15 @@ def prompt_tokens(request: Recorded, index: int, scale: float = 1.0) -> Int32[nd
     """The prompt as byte tokens.
 
     Args:
-      request: of a trace.
-      index: its place in the trace; a tail that no id covers is made from it, and so is its own.
-      scale: in (0, 1].
+        request: of a trace.
+        index: its place in the trace; a tail that no id covers is made from it, and so is its own.
+        scale: in (0, 1].
 
     Returns:
-      int32 [scaled length, at least 1], in 0..255.
+        int32 [scaled length, at least 1], in 0..255.
 
     Raises:
-      UserError: a scale that does not fit.
+        UserError: a scale that does not fit.
     """
     unit, kept = request.block_size, scaled_block(request.block_size, scale)
     if request.text is not None:
@@ -157,16 +157,16 @@ def trace_requests(
     """Requests as the simulator takes them.
 
     Args:
-      recorded: requests in order of arrival.
-      block_size: blocks of this many tokens, keyed by their content; None takes the trace's own
-        blocks, whose ids are the keys and whose prompts then need no tokens.
-      scale: shrinks the prompts, with `block_size` only.
+        recorded: requests in order of arrival.
+        block_size: blocks of this many tokens, keyed by their content; None takes the trace's own
+          blocks, whose ids are the keys and whose prompts then need no tokens.
+        scale: shrinks the prompts, with `block_size` only.
 
     Returns:
-      One `TraceRequest` each, with tokens where `block_size` was given.
+        One `TraceRequest` each, with tokens where `block_size` was given.
 
     Raises:
-      UserError: the trace has text and no block size was given.
+        UserError: the trace has text and no block size was given.
     """
     found = list(recorded)
     if block_size is None:

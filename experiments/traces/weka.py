@@ -21,13 +21,13 @@ def read_weka(sessions: Iterable[Fields]) -> list[Recorded]:
     """Read WEKA sessions; all of them start at time 0 and share nothing.
 
     Args:
-      sessions: one object a session.
+        sessions: one object a session.
 
     Returns:
-      Requests in order of arrival.
+        Requests in order of arrival.
 
     Raises:
-      UserError: a field that is missing or wrong, or ids out of order.
+        UserError: a field that is missing or wrong, or ids out of order.
     """
     found: list[Recorded] = []
     for scope, session in enumerate(sessions):

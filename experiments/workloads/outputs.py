@@ -20,7 +20,7 @@ class Outputs:
     """The recorded answers of a workload's requests.
 
     Attributes:
-      answers: int32 [output_tokens] each, in order; shorter than the workload while recording.
+        answers: int32 [output_tokens] each, in order; shorter than the workload while recording.
     """
 
     def __init__(self, workload: Workload, answers: list[Int32[ndarray, " tokens"]]) -> None:
@@ -32,14 +32,14 @@ class Outputs:
         """Read answers that an earlier run recorded.
 
         Args:
-          path: the file.
-          workload: whose answers they must be.
+            path: the file.
+            workload: whose answers they must be.
 
         Returns:
-          The answers, or None where there is no file.
+            The answers, or None where there is no file.
 
         Raises:
-          UserError: the file belongs to another workload or is not what `save` writes.
+            UserError: the file belongs to another workload or is not what `save` writes.
         """
         try:
             content = json.loads(path.read_text())
@@ -58,7 +58,7 @@ class Outputs:
         """Write the answers, so that a crash leaves the whole file or none.
 
         Args:
-          path: the file.
+            path: the file.
         """
         part = path.with_name(path.name + ".part")
         content = {
@@ -82,12 +82,12 @@ class Outputs:
         """Run a workload once and record the answers.
 
         Args:
-          workload: what to ask.
-          generate: takes (index, request, prompt), gives (answer, whatever it measured).
-          path: where the answers go; written before the last measurement is handed out.
+            workload: what to ask.
+            generate: takes (index, request, prompt), gives (answer, whatever it measured).
+            path: where the answers go; written before the last measurement is handed out.
 
         Yields:
-          What was measured, a request at a time.
+            What was measured, a request at a time.
         """
         outputs = Outputs(workload, [])
         for index, request in enumerate(workload.requests):

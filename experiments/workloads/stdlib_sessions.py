@@ -71,19 +71,19 @@ def stdlib_sessions(
     """Make the workload.
 
     Args:
-      seed: chooses files, excerpts and questions.
-      sessions: conversations that start from the system prompt.
-      turns: questions of each.
-      turn_tokens: tokens that a turn adds, about.
-      output_tokens: tokens of an answer.
-      library: folder of the standard library's sources; by default this interpreter's.
+        seed: chooses files, excerpts and questions.
+        sessions: conversations that start from the system prompt.
+        turns: questions of each.
+        turn_tokens: tokens that a turn adds, about.
+        output_tokens: tokens of an answer.
+        library: folder of the standard library's sources; by default this interpreter's.
 
     Returns:
-      Requests of all sessions, asked in turn, and the branch at the end. Equal arguments on the
-      same Python give equal tokens.
+        Requests of all sessions, asked in turn, and the branch at the end. Equal arguments on the
+        same Python give equal tokens.
 
     Raises:
-      UserError: a count below 1, or no sources to read.
+        UserError: a count below 1, or no sources to read.
     """
     sizes = {
         "--sessions": sessions,
@@ -114,10 +114,10 @@ def encode(text: str) -> Int32[ndarray, " tokens"]:
     """Byte tokens of a text.
 
     Args:
-      text: any text.
+        text: any text.
 
     Returns:
-      int32 [bytes] in 0..255.
+        int32 [bytes] in 0..255.
     """
     return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32)
 

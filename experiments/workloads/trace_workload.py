@@ -10,12 +10,12 @@ def trace_workload(name: str, recorded: Sequence[Recorded], scale: float = 1.0) 
     """Make a workload of a trace's prompts; a trace has its own answers in them.
 
     Args:
-      name: for tables and config.json.
-      recorded: requests in order of arrival.
-      scale: shrinks the prompts; what they share stays shared.
+        name: for tables and config.json.
+        recorded: requests in order of arrival.
+        scale: shrinks the prompts; what they share stays shared.
 
     Returns:
-      One request each, of which only the first token is asked.
+        One request each, of which only the first token is asked.
     """
     return Workload(
         name,

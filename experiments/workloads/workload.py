@@ -14,11 +14,11 @@ class Request:
     """One request.
 
     Attributes:
-      session: name of the conversation.
-      new_tokens: int32 [tokens]; what the user or a tool adds.
-      output_tokens: how many tokens the model answers with; 0 where nobody reads the answer.
-      after: index of the request that this one continues: its prompt and its answer come first.
-        None starts from `new_tokens` alone. Two requests may continue the same one (a retry).
+        session: name of the conversation.
+        new_tokens: int32 [tokens]; what the user or a tool adds.
+        output_tokens: how many tokens the model answers with; 0 where nobody reads the answer.
+        after: index of the request that this one continues: its prompt and its answer come first.
+          None starts from `new_tokens` alone. Two requests may continue the same one (a retry).
     """
 
     session: str
@@ -32,11 +32,11 @@ class Workload:
     """Requests in order of arrival.
 
     Attributes:
-      name: for tables and config.json.
-      requests: the requests.
+        name: for tables and config.json.
+        requests: the requests.
 
     Raises:
-      ValueError: a request that continues a later one, or adds nothing.
+        ValueError: a request that continues a later one, or adds nothing.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Workload:
         """Digest of everything that is asked, by content.
 
         Returns:
-          16 hex digits.
+            16 hex digits.
         """
         found = hashlib.sha256()
         for request in self.requests:
@@ -69,11 +69,11 @@ class Workload:
         """The prompt of a request, given what the model answered before.
 
         Args:
-          index: of the request.
-          outputs: int32 answers of the requests before it.
+            index: of the request.
+            outputs: int32 answers of the requests before it.
 
         Returns:
-          int32 [tokens].
+            int32 [tokens].
         """
         parts = []
         at: int | None = index
