@@ -220,7 +220,8 @@ class ModelRunner:
 
     def new_workspace(self) -> Workspace:
         """An empty workspace; allocates keys and values for the whole capacity."""
-        return zeros(self.workspace_shapes)
+        # Placed like what a pass returns: arrays without a place would compile programs twice.
+        return jax.device_put(zeros(self.workspace_shapes), self.device)
 
     def device_tokens(self, tokens: np.ndarray) -> jax.Array:
         """The prompt padded to the capacity, int32 [batch, capacity], on the device.
