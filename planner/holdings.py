@@ -1,5 +1,6 @@
 """What a prefix index holds and gives up: accounting, eviction and pins over a radix tree."""
 
+from collections import OrderedDict
 from collections.abc import Iterable
 
 import numpy as np
@@ -43,7 +44,7 @@ class Holdings:
         self.evicted_blocks = self.evicted_snapshots = 0
         self.root = Node(None, 0, np.empty(0, np.int64), np.empty(0, np.int64), 0)
         self._guarded: Node | None = None
-        self._evicted_paths: dict[tuple[int, int], None] = {}
+        self._evicted_paths: OrderedDict[tuple[int, int], None] = OrderedDict()
         self._remembered = check_int("remembered_evictions", remembered_evictions, 0)
 
     @property
@@ -148,7 +149,7 @@ class Holdings:
     def _remember_path(self, before: int, key: int) -> None:
         self._evicted_paths[before, key] = None
         while len(self._evicted_paths) > self._remembered:
-            del self._evicted_paths[next(iter(self._evicted_paths))]
+            self._evicted_paths.popitem(last=False)
 
     def _offer(self, node: Node) -> None:
         """Tell the policy of a node, if any of it may go."""

@@ -180,7 +180,8 @@ class Node:
         """How many of its last blocks may go: all below the deepest pin; none of an inner node."""
         if self.children or self.parent is None:
             return 0
-        return self.end - max(self.start, max(self.pins, default=0))
+        size = len(self.keys)
+        return size - max(0, max(self.pins) - self.start) if self.pins else size
 
     def add_snapshot(self, snapshot: Snapshot) -> None:
         """Enter a snapshot of one of its blocks."""
