@@ -21,7 +21,7 @@ def _tiny() -> HybridConfig:
     return _bamba_like(
         "tiny",
         64,
-        "MMAM",
+        "MAM",
         Mamba2Spec(num_heads=4, head_dim=16, state_dim=16, num_groups=2),
         AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16),
         128,

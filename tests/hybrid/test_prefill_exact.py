@@ -1,6 +1,7 @@
 """The tile law: logits, states and KV depend on the tokens before a position alone, bit for bit."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -35,14 +36,16 @@ def schedule(total, ends, captures, start=0):
 
 
 def poisoned_workspace(runner):
-    """A workspace whose every entry is NaN (or a large bit pattern), so that a read of what nobody wrote shows."""
+    """A workspace whose every entry is NaN, so that a read of what nobody wrote shows."""
 
-    def poison(leaf):
-        if leaf.dtype == jnp.uint16:
-            return jnp.full(leaf.shape, 0x7FC0, leaf.dtype)  # a bf16 NaN
-        return jnp.full(leaf.shape, jnp.nan, leaf.dtype)
+    return jax.tree.map(
+        lambda leaf: jax.device_put(np.full(leaf.shape, poison(leaf.dtype), leaf.dtype)),
+        runner.workspace_shapes,
+    )
 
-    return jax.tree.map(poison, runner.workspace_shapes)
+
+def poison(dtype):
+    return 0x7FC0 if dtype == jnp.uint16 else np.nan  # 0x7FC0: the bits of a bf16 NaN
 
 
 def bits(x):
@@ -62,12 +65,17 @@ def assert_same_bits(found, expected, what):
         )
 
 
+@functools.cache
+def all_logits(runner):
+    """The head over every kept row, compiled once a runner."""
+    return jax.jit(lambda params, x: nnx.merge(runner.graphdef, params).head(x))
+
+
 def observe(runner, result, total):
     """Everything that the law speaks of, on the host."""
-    logits = jax.jit(lambda p, h: nnx.merge(runner.graphdef, p).head(h))
     return {
         "last": np.asarray(result.logits),
-        "logits": np.asarray(logits(runner.params, result.workspace.hidden))[:, :total],
+        "logits": np.asarray(all_logits(runner)(runner.params, result.workspace.hidden))[:, :total],
         "kv": runner.read_rows(result.workspace, 0, total),
         "snapshots": jax.tree.map(np.asarray, result.snapshots),
         "end": jax.tree.map(np.asarray, result.end_state),
@@ -93,8 +101,9 @@ def run(runner, tokens, plan, restored=0, snapshot=None, kv=None):
 
 
 def _poison_from(buffer, row):
-    nan = 0x7FC0 if buffer.dtype == jnp.uint16 else jnp.nan
-    return buffer.at[:, :, row:].set(nan)
+    rows = np.array(buffer)
+    rows[:, :, row:] = poison(rows.dtype)
+    return jax.device_put(rows)
 
 
 def check_warm_equals_cold(runner, tokens, cold_ends, warm_ends, restore_tile, grid_captures):
