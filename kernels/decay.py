@@ -35,7 +35,7 @@ class LogDecay(NamedTuple):
 def split_log_decay(value: Float[Array, "..."]) -> LogDecay:
     """Split log-decays (<= 0) so that running sums of the high parts are exact."""
     value = jnp.maximum(value.astype(jnp.float32), _FLOOR)
-    high = jnp.round(value * _STEPS) / _STEPS
+    high = jnp.floor(value * _STEPS + 0.5) / _STEPS
     return LogDecay(high, value - high)
 
 

@@ -13,6 +13,7 @@ from kernels.checks import (
 from kernels.decay import MAX_CHUNK
 from kernels.scan import ScanResult, scan_bounds
 from kernels.ssd.reference import ssd_reference, ssd_token
+from kernels.ssd.vjp import ssd_pallas_with_gradient
 from kernels.ssd.xla import ssd_xla
 
 DEFAULT_CHUNK = 64
@@ -81,6 +82,8 @@ def ssd_scan(
     bounds = scan_bounds(op, sizes["batch"], sizes["length"], capture_offsets, lengths)
     if implementation == "reference":
         return ssd_reference(x, dt, A, B, C, state, bounds)
+    if implementation == "pallas":
+        return ssd_pallas_with_gradient(x, dt, A, B, C, state, bounds, chunk)
     return ssd_xla(x, dt, A, B, C, state, bounds, chunk)
 
 

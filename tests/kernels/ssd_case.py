@@ -59,5 +59,4 @@ SSD = ScanOp(
     state_shape=_state_shape,
     call=_call,
     fixed_dtypes={"dt": "float32", "A": "float32"},
-    implementations=("reference", "xla"),
 )

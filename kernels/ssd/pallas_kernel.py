@@ -1,0 +1,188 @@
+"""The SSD kernel body: one (batch row, head), a loop over chunks, captures stored on the way.
+
+The state is a value carried by the loop. Between tiles of a row it rests in the final-state
+output, whose block stays in place while the tile index advances; so nothing of size chunks x state
+exists.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from kernels.decay import LogDecay, decay_between, decay_so_far, split_log_decay
+from kernels.scan import advance
+
+_HIGHEST = lax.Precision.HIGHEST
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelShape:
+    """What the body needs to know of its blocks.
+
+    Attributes:
+        chunk: rows a chunk.
+        chunks_per_tile: chunks in one block of rows.
+        num_tiles: blocks of rows; more than one only where the grid's last axis runs in order.
+        slots: captures a row.
+    """
+
+    chunk: int
+    chunks_per_tile: int
+    num_tiles: int
+    slots: int
+
+
+class Chunk(NamedTuple):
+    """One chunk's rows; log-decays and step sizes lie along the lanes."""
+
+    x_CP: jax.Array
+    log_decay_1C: jax.Array
+    dt_1C: jax.Array
+    B_CN: jax.Array
+    C_CN: jax.Array
+
+
+def kernel(shape: KernelShape, *refs: Any) -> None:
+    """Refs: [offsets,] x, log-decay, dt, B, C, initial state | y, final state [, captured]."""
+    offsets_ref, captured_ref = (refs[0], refs[-1]) if shape.slots else (None, None)
+    blocks = refs[1:-1] if shape.slots else refs
+    x_ref, log_decay_ref, dt_ref, B_ref, C_ref, initial_ref, y_ref, final_ref = blocks
+    row = pl.program_id(0)
+    tile = pl.program_id(2) if shape.num_tiles > 1 else 0
+
+    def start() -> None:
+        final_ref[0, 0] = initial_ref[0, 0]
+        if captured_ref is not None:
+
+            def clear(slot: jax.Array, _: None) -> None:
+                captured_ref[0, 0, slot] = jnp.zeros(captured_ref.shape[3:], jnp.float32)
+
+            lax.fori_loop(0, shape.slots, clear, None)
+
+    if shape.num_tiles > 1:
+        pl.when(tile == 0)(start)
+    else:
+        start()
+
+    def step(index: jax.Array, state_PN: jax.Array) -> jax.Array:
+        rows = pl.ds(index * shape.chunk, shape.chunk)
+        chunk = Chunk(
+            x_ref[0, 0, rows, :],
+            log_decay_ref[0, 0, pl.ds(index, 1), :],
+            dt_ref[0, 0, pl.ds(index, 1), :],
+            B_ref[0, 0, rows, :],
+            C_ref[0, 0, rows, :],
+        )
+        new_PN = state_after(state_PN, chunk)
+        y_ref[0, 0, rows, :] = outputs(state_PN, chunk).astype(y_ref.dtype)
+        if offsets_ref is not None and captured_ref is not None:
+            first = (tile * shape.chunks_per_tile + index) * shape.chunk
+
+            def capture(slot: jax.Array, _: None) -> None:
+                count = offsets_ref[row, slot] - first
+
+                @pl.when((count > 0) & (count <= shape.chunk))
+                def _store() -> None:
+                    partial_PN = state_after(state_PN, first_rows(chunk, count))
+                    captured_ref[0, 0, slot] = jnp.where(count == shape.chunk, new_PN, partial_PN)
+
+            lax.fori_loop(0, shape.slots, capture, None)
+        return new_PN
+
+    final_ref[0, 0] = lax.fori_loop(0, shape.chunks_per_tile, step, final_ref[0, 0])
+
+
+def first_rows(chunk: Chunk, count: jax.Array) -> Chunk:
+    """The chunk with the rows from `count` on turned into identity rows."""
+    size = chunk.x_CP.shape[0]
+    down = lax.broadcasted_iota(jnp.int32, (size, 1), 0) < count
+    along = lax.broadcasted_iota(jnp.int32, (1, size), 1) < count
+    return Chunk(
+        jnp.where(down, chunk.x_CP, jnp.zeros((), chunk.x_CP.dtype)),
+        jnp.where(along, chunk.log_decay_1C, 0.0),
+        jnp.where(along, chunk.dt_1C, 0.0),
+        jnp.where(down, chunk.B_CN, jnp.zeros((), chunk.B_CN.dtype)),
+        chunk.C_CN,
+    )
+
+
+def state_after(state_PN: jax.Array, chunk: Chunk) -> jax.Array:
+    """The state after a chunk, from the one before it."""
+    sums_C1, last_11 = _sums_down(chunk.log_decay_1C)
+    weight_C1 = decay_between(last_11, sums_C1) * _turn(chunk.dt_1C)
+    increment_PN = lax.dot_general(
+        chunk.x_CP.astype(jnp.float32) * weight_C1,
+        chunk.B_CN.astype(jnp.float32),
+        (((0,), (0,)), ((), ())),
+        precision=_HIGHEST,
+        preferred_element_type=jnp.float32,
+    )
+    return advance(state_PN, (decay_so_far(last_11), increment_PN))
+
+
+def outputs(state_PN: jax.Array, chunk: Chunk) -> jax.Array:
+    """y of a chunk's rows, fp32, from the state before it."""
+    dtype = chunk.x_CP.dtype
+    precision = _HIGHEST if dtype == jnp.float32 else lax.Precision.DEFAULT
+    sums_C1, _ = _sums_down(chunk.log_decay_1C)
+    sums_1C = _sums_along(chunk.log_decay_1C)
+    down, along = _square(chunk.x_CP.shape[0])
+    causal_CC = down >= along
+    masked = LogDecay(
+        jnp.where(causal_CC, sums_C1.high - sums_1C.high, -jnp.inf), sums_C1.low - sums_1C.low
+    )
+    scores_CC = lax.dot_general(
+        chunk.C_CN,
+        chunk.B_CN,
+        (((1,), (1,)), ((), ())),
+        precision=precision,
+        preferred_element_type=jnp.float32,
+    )
+    weights_CC = scores_CC * (decay_so_far(masked) * chunk.dt_1C)
+    inside_CP = lax.dot_general(
+        weights_CC.astype(dtype),
+        chunk.x_CP,
+        (((1,), (0,)), ((), ())),
+        precision=precision,
+        preferred_element_type=jnp.float32,
+    )
+    before_CP = lax.dot_general(
+        chunk.C_CN.astype(jnp.float32),
+        state_PN,
+        (((1,), (1,)), ((), ())),
+        precision=_HIGHEST,
+        preferred_element_type=jnp.float32,
+    )
+    return advance(before_CP, (decay_so_far(sums_C1), inside_CP))
+
+
+def _square(size: int) -> tuple[jax.Array, jax.Array]:
+    """Row and column numbers of a square."""
+    down, along = (lax.broadcasted_iota(jnp.int32, (size, size), axis) for axis in (0, 1))
+    return down, along
+
+
+def _turn(values_1C: jax.Array) -> jax.Array:
+    """A row of values as a column, by a masked sum: every backend has that."""
+    down, along = _square(values_1C.shape[1])
+    return jnp.sum(jnp.where(down == along, values_1C, 0.0), axis=1, keepdims=True)
+
+
+def _sums_down(log_decay_1C: jax.Array) -> tuple[LogDecay, LogDecay]:
+    """Running sums as a column, and the sum of all."""
+    down, along = _square(log_decay_1C.shape[1])
+    parts = split_log_decay(log_decay_1C)
+    sums = [jnp.sum(jnp.where(along <= down, part, 0.0), 1, keepdims=True) for part in parts]
+    return LogDecay(*sums), LogDecay(*(jnp.sum(part, 1, keepdims=True) for part in parts))
+
+
+def _sums_along(log_decay_1C: jax.Array) -> LogDecay:
+    """Running sums as a row."""
+    down, along = _square(log_decay_1C.shape[1])
+    parts = (_turn(part) for part in split_log_decay(log_decay_1C))
+    sums = [jnp.sum(jnp.where(down <= along, part, 0.0), 0, keepdims=True) for part in parts]
+    return LogDecay(*sums)
