@@ -8,22 +8,28 @@ generate --> look up --> restore --> prefill passes --> first token --> decode -
 import dataclasses
 import logging
 import math
+import os
 import time
 from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
 
 import jax
 import numpy as np
 
 from hybrid.decode import sample
+from hybrid.disk_tier import DiskTier
 from hybrid.memory import MemoryEstimate, check_memory
+from hybrid.prefill import Workspace
 from hybrid.prefix_cache import PrefixCache, Rows, WorkingBuffer
 from hybrid.runner import ModelRunner, PrefillResult, Snapshot
+from hybrid.snapshots import OrbaxSnapshotStore
 from hybrid.state import tree_bytes
 from planner.checks import check_int
 from planner.eviction import Budget, EvictionPolicy
 from planner.placement import PlacementPolicy
 from planner.report import RequestReport
-from planner.session import Admission, Scheduling, report
+from planner.session import Admission, Outcome, Scheduling, report
 
 _log = logging.getLogger(__name__)
 _draw = jax.jit(sample)
@@ -42,6 +48,25 @@ class Completion:
     report: RequestReport
 
 
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    """What a request restores from.
+
+    Args:
+        agreed: rows from the first that the working buffer holds already, exact.
+        base: position of the first row of `rows`.
+        states: the snapshot; None starts from the empty state.
+        rows: keys and values from `base` up to the snapshot; None where all are held already.
+        promote: whether the memory tier lacks the snapshot.
+    """
+
+    agreed: int
+    base: int
+    states: Snapshot | None
+    rows: Rows | None
+    promote: bool = False
+
+
 class Engine:
     """Generates continuations, reusing what earlier prompts left in its cache.
 
@@ -57,6 +82,8 @@ class Engine:
         budget: tokens of each later chunk.
         cache_budget_bytes: limit for blocks and snapshots in memory; a
             `planner.eviction.Budget` for separate limits, None for no limit.
+        directory: where snapshots are saved and looked for; None keeps them in memory only. One
+            that cannot be used is reported in the log and then ignored.
         min_tail_tokens: least number of tokens after the split point.
         placement: a policy that chooses the captured positions, in place of `mode`.
         eviction: what goes first when memory is short, a policy object of its own; None for LRU.
@@ -75,6 +102,7 @@ class Engine:
         first_budget: int | None = None,
         budget: int = 8192,
         cache_budget_bytes: int | Budget | None = None,
+        directory: str | os.PathLike[str] | None = None,
         min_tail_tokens: int = 0,
         placement: PlacementPolicy | None = None,
         eviction: EvictionPolicy | None = None,
@@ -97,7 +125,30 @@ class Engine:
         _check_room(runner, limits)
         self.runner = runner
         self.cache = PrefixCache(runner, scheduling, limits, eviction)
+        self.disk = None if directory is None else _open_disk(runner, directory)
         self._buffer = WorkingBuffer(runner)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def flush(self) -> None:
+        """Wait until all saves are on disk or given up."""
+        if self.disk is not None:
+            self.disk.flush()
+
+    def close(self) -> None:
+        """Flush, let go of the directory and the workspace; the engine is not to be used after."""
+        if self.disk is not None:
+            self.disk.close()
+        self._buffer = WorkingBuffer(self.runner)
 
     def generate(
         self,
@@ -132,7 +183,8 @@ class Engine:
         session = self.cache.session
         admission = session.begin(keys, len(prompt), reuse=reuse, boundaries=boundaries)
         try:
-            result, agreed = self._prefill(prompt, admission)
+            admission, source = self._locate(prompt, admission, reuse)
+            result = self._prefill(prompt, admission, source)
             tokens = self._first_token(result, len(prompt), temperature, seed)
             time_to_first_token_s = time.perf_counter() - started
             workspace = result.workspace
@@ -144,13 +196,8 @@ class Engine:
         except BaseException:
             session.abandon(admission)
             raise
-        self._buffer.put(workspace, prompt if admission.exact else prompt[:agreed])
-        outcome = session.finish(admission, tuple(result.snapshots))
-        self.cache.keep(
-            outcome,
-            result.snapshots,
-            lambda start, end: self.runner.read_rows(workspace, start, end),
-        )
+        self._buffer.put(workspace, prompt if admission.exact else prompt[: source.agreed])
+        outcome = self._keep(prompt, admission, source, result, workspace)
         return Completion(
             tokens,
             report(
@@ -163,24 +210,86 @@ class Engine:
             ),
         )
 
-    def _prefill(self, prompt: np.ndarray, admission: Admission) -> tuple[PrefillResult, int]:
-        """Restore, run the schedule; also how many restored rows are known to be exact."""
-        restored = admission.restored
-        agreed = min(self._buffer.agreement(prompt), restored)
-        snapshot: Snapshot | None = None
+    def _locate(
+        self, prompt: np.ndarray, admission: Admission, reuse: bool
+    ) -> tuple[Admission, "_Source"]:
+        """Where the states and rows to restore are: in memory, or deeper on disk."""
+        agreed, shapes = self._buffer.agreement(prompt), self.runner.shapes
+        grid = shapes.tile if shapes.grid == "tile" else shapes.block_size
+        best = (len(prompt) - 1) // shapes.block_size * shapes.block_size // grid * grid
+        if self.disk is not None and reuse and admission.restored < best:
+            found = self.disk.restore(prompt, admission.restored, agreed, self._row_unit)
+            if found.states is not None:
+                admission = self.cache.session.resume_at(
+                    admission,
+                    matched=max(found.matched, admission.matched),
+                    restored=found.restored,
+                    exact=found.exact,
+                    reason=found.reason or admission.reason,
+                )
+                agreed = min(agreed, found.restored)
+                source = _Source(agreed, found.base, found.states, found.rows, promote=True)
+                return admission, source
+            admission = dataclasses.replace(
+                admission,
+                matched=max(found.matched, admission.matched),
+                reason=found.reason or admission.reason,
+            )
+        if admission.snapshot is None:
+            return admission, _Source(0, 0, None, None)
+        agreed = min(agreed, admission.restored)
+        base = agreed // self._row_unit * self._row_unit
+        states, rows = self.cache.snapshot(admission.snapshot.id), None
+        if agreed < admission.restored:
+            rows = self.cache.rows(admission.keys, base, admission.restored)
+        return admission, _Source(agreed, base, states, rows)
+
+    @property
+    def _row_unit(self) -> int:
+        """Rows can be read from the tiers and loaded from multiples of this on."""
+        return math.lcm(self.runner.copy_rows, self.runner.shapes.block_size)
+
+    def _prefill(
+        self, prompt: np.ndarray, admission: Admission, source: "_Source"
+    ) -> PrefillResult:
+        """Restore and run the schedule."""
         workspace = self._buffer.take()
-        if admission.snapshot is not None:
-            states = self.cache.snapshot(admission.snapshot.id)
-            snapshot = jax.device_put(states, self.runner.device)
-            base = agreed // self.runner.copy_rows * self.runner.copy_rows
-            if agreed < restored:
-                rows: Rows = self.cache.rows(admission.keys, base, restored)
-                workspace = self.runner.load_rows(workspace, rows, base)
-        tokens = self.runner.device_tokens(prompt[None])
-        result = self.runner.prefill(
-            tokens, admission.schedule, workspace, restored=restored, snapshot=snapshot
+        snapshot: Snapshot | None = None
+        if source.states is not None:
+            snapshot = jax.device_put(source.states, self.runner.device)
+            if source.rows is not None:
+                workspace = self.runner.load_rows(workspace, source.rows, source.base)
+        return self.runner.prefill(
+            self.runner.device_tokens(prompt[None]),
+            admission.schedule,
+            workspace,
+            restored=admission.restored,
+            snapshot=snapshot,
         )
-        return result, agreed
+
+    def _keep(
+        self,
+        prompt: np.ndarray,
+        admission: Admission,
+        source: "_Source",
+        result: PrefillResult,
+        workspace: Workspace,
+    ) -> Outcome:
+        """Enter what was computed into the index, its payloads into memory and onto the disk."""
+
+        def read_rows(start: int, end: int) -> Rows:
+            return self.runner.read_rows(workspace, start, end)
+
+        held = dict(result.snapshots)
+        if source.promote and source.states is not None:
+            held[admission.restored] = source.states
+        outcome = self.cache.session.finish(admission, tuple(held))
+        self.cache.keep(outcome, held, read_rows)
+        if self.disk is not None:
+            self.disk.save(
+                prompt, result.snapshots, admission.exact, self.runner.shapes.tile, read_rows
+            )
+        return outcome
 
     def _first_token(
         self, result: PrefillResult, position: int, temperature: float, seed: int
@@ -212,6 +321,14 @@ class Engine:
                 f"the runner's capacity is {capacity}"
             )
         return prompt.astype(np.int32)
+
+
+def _open_disk(runner: ModelRunner, directory: str | os.PathLike[str]) -> DiskTier | None:
+    try:
+        return DiskTier(runner, OrbaxSnapshotStore(directory))
+    except OSError as error:
+        _log.warning("snapshots are kept in memory only: %s", error)
+        return None
 
 
 def _check_draws(temperature: float, seed: int) -> None:

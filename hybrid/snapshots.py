@@ -1,0 +1,326 @@
+"""Saves on disk: the captures of one prefill with the KV blocks that they need, through Orbax.
+
+A save is a directory written by Orbax and a manifest beside it. The manifest is written last, by
+rename, so a save is seen whole or not at all::
+
+    <directory>/writer-<writer>.lock            held by its writer while that lives
+    <directory>/<writer>-<number>-<digest>/     what Orbax wrote: "kv" and one subtree a position
+    <directory>/<writer>-<number>-<digest>.json the manifest: contents, checksums, fingerprint
+
+A later save of the same conversation holds only the blocks that no earlier one does; prefix digests
+link the two. Whatever does not verify is reported as `SaveError`, never returned.
+"""
+
+import dataclasses
+import errno
+import fcntl
+import logging
+import os
+import pathlib
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from orbax.checkpoint import v1 as ocp
+
+from hybrid.manifest import FAMILY_CHARS, ArrayEntry, Manifest, SaveError
+from planner.report import Reason
+
+_MARGIN_BYTES = 1 << 20  # left free on the disk beside what a save needs
+
+_log = logging.getLogger(__name__)
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Save:
+    """A save to be made: a manifest without array entries, and what goes into it.
+
+    Args:
+        manifest: `kv` and the positions' `arrays` are filled in by the store.
+        kv: tree of keys and values of its blocks; empty without blocks.
+        positions: tree of states by position.
+    """
+
+    manifest: Manifest
+    kv: Any
+    positions: Mapping[int, Any]
+
+
+class SnapshotStore(Protocol):
+    """Where saves live. All methods may be called from a worker thread, one at a time."""
+
+    def new_name(self, first_block: bytes) -> str:
+        """A name for a save, never given before; it tells the digest of the prompt's first block,
+        so that a save whose manifest cannot be read still says whose it was."""
+
+    def put(self, save: Save) -> Manifest:
+        """Store a save and return its manifest; it is visible when this returns.
+
+        Raises:
+            Exception: it could not be stored; nothing of it is visible.
+        """
+
+    def load(
+        self, manifest: Manifest, position: int | None, states: Any, kv: Any
+    ) -> tuple[Any, Any]:
+        """Read part of a save.
+
+        Args:
+            manifest: of the save.
+            position: of the states that are wanted; None for no states.
+            states: tree of shapes that they must have.
+            kv: tree of shapes that its keys and values must have; empty to leave them out.
+
+        Returns:
+            The states (None without position) and the keys and values, verified, as numpy arrays.
+
+        Raises:
+            SaveError: anything does not verify.
+        """
+
+    def scan(self) -> Iterator[Manifest | SaveError]:
+        """All visible saves, oldest first; those that cannot be used as the error that says why.
+
+        What is damaged is removed, what another version wrote stays.
+        """
+
+    def drop(self, name: str) -> None:
+        """Remove a save."""
+
+    def close(self) -> None:
+        """Let go of the store."""
+
+
+class OrbaxSnapshotStore:
+    """Saves in a directory on this machine.
+
+    Opening it removes what killed processes left behind.
+
+    Args:
+        directory: made if it does not exist.
+
+    Raises:
+        OSError: the directory cannot be made or written.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self.directory = pathlib.Path(directory).absolute()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._writer = uuid.uuid4().hex[:12]
+        self._count = 0
+        self._lock = self._lock_path(self._writer).open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._remove_leftovers()
+
+    def new_name(self, first_block: bytes) -> str:
+        """Writer, number, and the start of the digest."""
+        self._count += 1
+        return f"{self._writer}-{self._count:06d}-{first_block.hex()[:FAMILY_CHARS]}"
+
+    def put(self, save: Save) -> Manifest:
+        """Write the arrays, then the manifest."""
+        kv = pack(save.kv)
+        positions = {position: pack(states) for position, states in save.positions.items()}
+        manifest = dataclasses.replace(
+            save.manifest,
+            kv={name: ArrayEntry.of(array) for name, array in kv.items()},
+            positions=tuple(
+                dataclasses.replace(
+                    entry,
+                    arrays={
+                        name: ArrayEntry.of(array)
+                        for name, array in positions[entry.position].items()
+                    },
+                )
+                for entry in save.manifest.positions
+            ),
+        )
+        self._check_room(manifest.num_bytes)
+        tree: dict[str, Arrays] = {_group(position): a for position, a in positions.items()}
+        if kv:
+            tree["kv"] = kv
+        path = self.directory / manifest.save
+        try:
+            ocp.save_async(path, tree).result()
+            self._publish(manifest)
+        except BaseException:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
+        return manifest
+
+    def load(
+        self, manifest: Manifest, position: int | None, states: Any, kv: Any
+    ) -> tuple[Any, Any]:
+        """Read part of a save."""
+        wanted: dict[str, tuple[Mapping[str, ArrayEntry], Any]] = {}
+        if position is not None:
+            (entry,) = (e for e in manifest.positions if e.position == position)
+            wanted[_group(position)] = entry.arrays, states
+        if jax.tree.leaves(kv):
+            wanted["kv"] = manifest.kv, kv
+        try:
+            arrays = self._read(manifest.save, {name: e for name, (e, _) in wanted.items()})
+            trees = {name: unpack(arrays[name], shapes) for name, (_, shapes) in wanted.items()}
+        except Exception as error:
+            raise SaveError(manifest.save, Reason.CORRUPT, str(error)) from error
+        return trees.get(_group(position)), trees.get("kv", kv)
+
+    def _read(self, save: str, wanted: Mapping[str, Mapping[str, ArrayEntry]]) -> dict[str, Arrays]:
+        """Groups of arrays of a save, compared with their checksums."""
+        target = {
+            group: {name: np.empty(e.shape, jnp.dtype(e.dtype)) for name, e in entries.items()}
+            for group, entries in wanted.items()
+        }
+        context = ocp.Context()
+        context.pytree.loading.partial_load = True
+        with context:
+            loaded: dict[str, Arrays] = ocp.load(self.directory / save, target) if target else {}
+        for group, entries in wanted.items():
+            for name, entry in entries.items():
+                if ArrayEntry.of(np.asarray(loaded[group][name])) != entry:
+                    raise ValueError(f"the checksum of {group}/{name} is wrong")
+        return loaded
+
+    def scan(self) -> Iterator[Manifest | SaveError]:
+        """Read all manifests."""
+        for path in sorted(self.directory.glob("*-*.json"), key=_age):
+            try:
+                text = path.read_text()
+                if not path.with_suffix("").is_dir():
+                    raise SaveError(path.stem, Reason.INCOMPLETE, "its arrays are gone")
+                yield Manifest.from_json(path.stem, text)
+            except SaveError as error:
+                if error.reason is not Reason.FINGERPRINT_MISMATCH:
+                    self.drop(path.stem)
+                yield error
+            except (OSError, UnicodeDecodeError) as error:
+                yield SaveError(path.stem, Reason.CORRUPT, f"unreadable: {error}")
+
+    def drop(self, name: str) -> None:
+        """Remove the manifest, then the arrays."""
+        (self.directory / f"{name}.json").unlink(missing_ok=True)
+        shutil.rmtree(self.directory / name, ignore_errors=True)
+
+    def close(self) -> None:
+        """Let go of the writer's lock."""
+        if not self._lock.closed:
+            self._lock_path(self._writer).unlink(missing_ok=True)
+            self._lock.close()
+
+    def _lock_path(self, writer: str) -> pathlib.Path:
+        return self.directory / f"writer-{writer}.lock"
+
+    def _check_room(self, num_bytes: int) -> None:
+        free = shutil.disk_usage(self.directory).free
+        if free < num_bytes + _MARGIN_BYTES:
+            raise OSError(
+                errno.ENOSPC, f"a save of {num_bytes} bytes does not fit, {free} bytes are free"
+            )
+
+    def _publish(self, manifest: Manifest) -> None:
+        temporary = self.directory / f"{manifest.save}.json.tmp"
+        try:
+            with temporary.open("w") as file:
+                file.write(manifest.to_json())
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.directory / f"{manifest.save}.json")
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        descriptor = os.open(self.directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _remove_leftovers(self) -> None:
+        """Remove arrays without a manifest and unfinished files of writers that no longer live."""
+        living = {self._writer}
+        for lock in self.directory.glob("writer-*.lock"):
+            writer = lock.stem.removeprefix("writer-")
+            if writer not in living and not self._reap(lock):
+                living.add(writer)
+        for path in self.directory.iterdir():
+            if path.name.startswith("writer-") or path.name.partition("-")[0] in living:
+                continue
+            if path.is_dir() and not path.with_name(f"{path.name}.json").exists():
+                _log.info("removing an unfinished save: %s", path)
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name.endswith(".json.tmp"):
+                path.unlink(missing_ok=True)
+
+    @staticmethod
+    def _reap(lock: pathlib.Path) -> bool:
+        """Remove the lock of a writer that no longer lives; False if it lives."""
+        try:
+            with lock.open("r+") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock.unlink(missing_ok=True)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return True
+
+
+def pack(tree: Any) -> Arrays:
+    """Stack the leaves of equal shape and dtype: a few big arrays save and load faster than many.
+
+    Args:
+        tree: arrays of jax or numpy.
+
+    Returns:
+        Arrays [leaves, ...] by a name made of dtype and shape.
+    """
+    groups: dict[str, list[np.ndarray]] = {}
+    for leaf in jax.tree.leaves(tree):
+        groups.setdefault(_kind(leaf), []).append(np.asarray(leaf))
+    return {name: np.stack(leaves) for name, leaves in groups.items()}
+
+
+def unpack(arrays: Arrays, shapes: Any) -> Any:
+    """Undo `pack`.
+
+    Args:
+        arrays: what `pack` gave.
+        shapes: a tree of `jax.ShapeDtypeStruct`, the tree that was packed.
+
+    Returns:
+        The tree, leaves are views.
+
+    Raises:
+        ValueError: the arrays are not those of such a tree.
+    """
+    leaves, tree = jax.tree.flatten(shapes)
+    pending = {name: iter(array) for name, array in arrays.items()}
+    unpacked = []
+    for shape in leaves:
+        leaf = next(pending.get(_kind(shape), iter(())), None)
+        if leaf is None or leaf.shape != tuple(shape.shape):
+            raise ValueError(f"packed arrays {sorted(arrays)} lack a leaf of {_kind(shape)}")
+        unpacked.append(leaf)
+    if any(next(rest, None) is not None for rest in pending.values()):
+        raise ValueError(f"packed arrays {sorted(arrays)} hold more leaves than {len(leaves)}")
+    return jax.tree.unflatten(tree, unpacked)
+
+
+def _kind(leaf: Any) -> str:
+    return f"{np.dtype(leaf.dtype).name}_{'x'.join(map(str, leaf.shape))}"
+
+
+def _group(position: int | None) -> str:
+    return f"position_{position}"
+
+
+def _age(path: pathlib.Path) -> tuple[int, str]:
+    try:
+        return path.stat().st_mtime_ns, path.name
+    except OSError:
+        return 0, path.name
