@@ -1,5 +1,4 @@
-"""What a model is made of: frozen specs, one a part; a config is a list of residual branches over
-them.
+"""What a model is made of: a config is a list of residual branches over part specs.
 
 A layer is a tuple of *branches*. A branch normalises the residual stream, runs its parts side by
 side on that input, sums what they give, and adds the sum to the stream. A Bamba layer is two
@@ -12,161 +11,39 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from hybrid.specs import (
+    DEFAULT_NORM,
+    AttentionSpec,
+    GatedDeltaSpec,
+    InjectionSpec,
+    Mamba2Spec,
+    MLPSpec,
+    MoESpec,
+    NormSpec,
+    PartSpec,
+    RGLRUSpec,
+    SharedBlockSpec,
+    ShortConvSpec,
+    check_positive,
+)
 
-def _positive(owner: object, *names: str) -> None:
-    for name in names:
-        value = getattr(owner, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(
-                f"{type(owner).__name__}.{name} is {value!r}; expected an integer of at least 1"
-            )
-
-
-@dataclasses.dataclass(frozen=True)
-class NormSpec:
-    """Root-mean-square normalisation over the last axis.
-
-    Args:
-        eps: added to the mean square before the root.
-        zero_centred: the stored weight is an offset from one (Gemma, Qwen3-Next) instead of the
-            factor itself.
-    """
-
-    eps: float = 1e-5
-    zero_centred: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Mamba2Spec:
-    """A Mamba-2 mixer: projection, causal convolution, SSD scan, D skip, gated norm, projection.
-
-    Args:
-        num_heads: H; `num_heads * head_dim` is the inner width.
-        head_dim: P, channels a head.
-        state_dim: N, columns of the state of one head.
-        num_groups: G groups of heads that share B and C; divides `num_heads`.
-        conv_width: W, taps of the causal convolution.
-        conv_bias, proj_bias: whether those layers have a bias.
-        norm_eps: eps of the gated norm; None leaves the norm out (the gate stays).
-        norm_groups: groups that the gated norm normalises apart; None normalises the `num_groups`
-            groups apart.
-        norm_before_gate: normalise, then gate (Falcon-H1) instead of gate, then normalise.
-        dt_limit: bounds of the step size after softplus.
-        input_multiplier, output_multiplier: factors on the mixer's input and output (muP).
-        projection_multipliers: factors on the gate, x, B, C and dt parts of the input projection
-            (Falcon-H1).
-
-    Source: Dao and Gu, "Transformers are SSMs", 2024.
-    """
-
-    num_heads: int
-    head_dim: int
-    state_dim: int
-    num_groups: int = 1
-    conv_width: int = 4
-    conv_bias: bool = True
-    proj_bias: bool = False
-    norm_eps: float | None = 1e-5
-    norm_groups: int | None = None
-    norm_before_gate: bool = False
-    dt_limit: tuple[float, float] = (0.0, float("inf"))
-    input_multiplier: float = 1.0
-    output_multiplier: float = 1.0
-    projection_multipliers: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
-
-    def __post_init__(self) -> None:
-        _positive(self, "num_heads", "head_dim", "state_dim", "num_groups", "conv_width")
-        if self.num_heads % self.num_groups:
-            raise ValueError(
-                f"Mamba2Spec.num_groups is {self.num_groups}; expected a divisor of "
-                f"num_heads = {self.num_heads}"
-            )
-
-    @property
-    def inner_dim(self) -> int:
-        """Width of x and of the gate."""
-        return self.num_heads * self.head_dim
-
-    @property
-    def conv_dim(self) -> int:
-        """M, channels of the convolution: x, B and C side by side."""
-        return self.inner_dim + 2 * self.num_groups * self.state_dim
-
-
-@dataclasses.dataclass(frozen=True)
-class AttentionSpec:
-    """Causal grouped-query attention.
-
-    Args:
-        num_heads: Q query heads; a multiple of `num_kv_heads`.
-        num_kv_heads: key/value heads.
-        head_dim: P, channels a head.
-        rope_theta: base of the rotary embedding; None leaves positions out (NoPE).
-        rotary_dim: channels of a head that are rotated; None rotates all.
-        window: a position sees itself and the `window - 1` before it; None sees all.
-        scale: factor on the scores; None means head_dim ** -0.5.
-        bias: biases on the query, key and value projections; `out_bias` on the output projection.
-        qk_norm: norm over each query and key head before the rotation; None leaves it out.
-        output_gate: a second query projection gates the output through a sigmoid (Qwen3-Next).
-        input_multiplier, key_multiplier, output_multiplier: muP factors.
-    """
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rope_theta: float | None = 10000.0
-    rotary_dim: int | None = None
-    window: int | None = None
-    scale: float | None = None
-    bias: bool = False
-    out_bias: bool = False
-    qk_norm: NormSpec | None = None
-    output_gate: bool = False
-    input_multiplier: float = 1.0
-    key_multiplier: float = 1.0
-    output_multiplier: float = 1.0
-
-    def __post_init__(self) -> None:
-        _positive(self, "num_heads", "num_kv_heads", "head_dim")
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"AttentionSpec.num_kv_heads is {self.num_kv_heads}; expected a divisor of "
-                f"num_heads = {self.num_heads}"
-            )
-        rotary = self.head_dim if self.rotary_dim is None else self.rotary_dim
-        if self.rope_theta is not None and (rotary % 2 or not 0 < rotary <= self.head_dim):
-            raise ValueError(
-                f"AttentionSpec.rotary_dim is {rotary}; expected an even number in "
-                f"2..head_dim = {self.head_dim}"
-            )
-        if self.window is not None:
-            _positive(self, "window")
-
-
-@dataclasses.dataclass(frozen=True)
-class MLPSpec:
-    """A feed-forward part.
-
-    Args:
-        intermediate_size: width of the hidden layer.
-        activation: name of the nonlinearity, see `hybrid.layers.mlp.ACTIVATIONS`.
-        gated: two input projections, one through the nonlinearity (SwiGLU), instead of one.
-        bias: biases on all projections.
-        gate_multiplier, down_multiplier: muP factors on the gate's input and on the output.
-    """
-
-    intermediate_size: int
-    activation: str = "silu"
-    gated: bool = True
-    bias: bool = False
-    gate_multiplier: float = 1.0
-    down_multiplier: float = 1.0
-
-    def __post_init__(self) -> None:
-        _positive(self, "intermediate_size")
-
-
-PartSpec = Mamba2Spec | AttentionSpec | MLPSpec
+__all__ = [
+    "AttentionSpec",
+    "Branch",
+    "Compute",
+    "GatedDeltaSpec",
+    "HybridConfig",
+    "InjectionSpec",
+    "Layer",
+    "MLPSpec",
+    "Mamba2Spec",
+    "MoESpec",
+    "NormSpec",
+    "PartSpec",
+    "RGLRUSpec",
+    "SharedBlockSpec",
+    "ShortConvSpec",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,12 +55,15 @@ class Branch:
         norm: before the parts; None leaves it out.
         post_norm: after the sum; None leaves it out.
         multiplier: factor on what is added to the stream.
+        injection: a shared block whose output is added to what the norm reads, though not to the
+            stream (Zamba2); None for none.
     """
 
     parts: tuple[PartSpec, ...]
-    norm: NormSpec | None = NormSpec()
+    norm: NormSpec | None = DEFAULT_NORM
     post_norm: NormSpec | None = None
     multiplier: float = 1.0
+    injection: InjectionSpec | None = None
 
 
 Layer = tuple[Branch, ...]
@@ -204,28 +84,51 @@ class HybridConfig:
         embedding_multiplier: factor on the embedded tokens.
         logits_multiplier: factor on the logits.
         logits_soft_cap: logits become cap * tanh(logits / cap); None leaves them.
+        shared_blocks: blocks that the branches' injections name by their place here.
     """
 
     name: str
     hidden_size: int
     layers: tuple[Layer, ...]
     vocab_size: int = 256
-    final_norm: NormSpec = NormSpec()
+    final_norm: NormSpec = DEFAULT_NORM
     tie_embeddings: bool = True
     embedding_multiplier: float = 1.0
     logits_multiplier: float = 1.0
     logits_soft_cap: float | None = None
+    shared_blocks: tuple[SharedBlockSpec, ...] = ()
 
     def __post_init__(self) -> None:
-        _positive(self, "vocab_size", "hidden_size")
+        check_positive(self, "vocab_size", "hidden_size")
         if not self.layers:
             raise ValueError("HybridConfig.layers is empty; expected at least one layer")
+        for injection in self.injections():
+            if not 0 <= injection.block < len(self.shared_blocks):
+                raise ValueError(
+                    f"InjectionSpec.block is {injection.block}; expected the place of one of "
+                    f"{len(self.shared_blocks)} shared_blocks"
+                )
+
+    def branches(self) -> Iterator[Branch]:
+        """All branches in the order in which they run."""
+        for layer in self.layers:
+            yield from layer
+
+    def injections(self) -> Iterator[InjectionSpec]:
+        """All uses of shared blocks in the order in which they run."""
+        for branch in self.branches():
+            if branch.injection is not None:
+                yield branch.injection
 
     def parts(self) -> Iterator[PartSpec]:
-        """All parts in the order in which they run."""
-        for layer in self.layers:
-            for branch in layer:
-                yield from branch.parts
+        """All parts in the order in which they run; a shared block's attention and MLP come once a
+        use, since each use has its own keys and values."""
+        for branch in self.branches():
+            if branch.injection is not None:
+                block = self.shared_blocks[branch.injection.block]
+                yield block.attention
+                yield block.mlp
+            yield from branch.parts
 
     def to_json(self) -> str:
         """The config as canonical JSON (sorted keys, each spec tagged with its class), for
@@ -273,7 +176,7 @@ class Compute:
                 name == "param_dtype" and value is None
             ):
                 raise ValueError(f"Compute.{name} is {value!r}; expected 'float32' or 'bfloat16'")
-        _positive(self, "chunk", "kv_tile")
+        check_positive(self, "chunk", "kv_tile")
 
     def to_json(self) -> str:
         """As canonical JSON, for fingerprints."""

@@ -16,7 +16,7 @@ from hybrid.config import Branch, Compute, HybridConfig, NormSpec
 from hybrid.layers import build_part
 from hybrid.layers.linear import Embedding, Linear, RMSNorm, constant
 from hybrid.layers.part import Part, Tile
-from hybrid.state import RecurrentState, State, States
+from hybrid.state import FixedState, State, States
 
 _Run = Callable[[Part, jax.Array, State | None], tuple[jax.Array, Any]]
 
@@ -102,7 +102,7 @@ class HybridModel(nnx.Module):
 
     def tile(
         self, tokens: Int[Array, "B T"], states: States, tile: Tile
-    ) -> tuple[Float[Array, "B T D"], States, tuple[RecurrentState, ...]]:
+    ) -> tuple[Float[Array, "B T D"], States, tuple[FixedState, ...]]:
         """Run one tile.
 
         Args:
@@ -120,7 +120,7 @@ class HybridModel(nnx.Module):
                 captured.append(result.captured)
             return result.y, result.state
 
-        captured: list[RecurrentState] = []
+        captured: list[FixedState] = []
         x, new_states = self._walk(self.embed(tokens), states, run)
         return x, new_states, tuple(captured)
 

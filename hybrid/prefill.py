@@ -22,7 +22,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from hybrid.layers.part import Tile
-from hybrid.state import RecurrentState, States
+from hybrid.state import FixedState, States
 
 UNUSED = 2**31 - 1  # a capture position that no pass reaches
 
@@ -36,7 +36,7 @@ class Workspace:
     Args:
         states: of all stateful parts: recurrent states at the carried position, keys and values of
             the prompt so far.
-        captured: one `RecurrentState` a recurrent part with a slot axis after the batch axis; slots
+        captured: one fixed-size state a recurrent part with a slot axis after the batch axis; slots
             that the last pass did not fill hold leftovers.
         hidden: [batch, rows, hidden_size], the residual stream after the last layer of the last
             `rows` positions.
@@ -130,7 +130,7 @@ def prefill_pass(
 def _map_recurrent(f: Any, states: States, *others: States) -> States:
     """Apply `f` to the arrays of the recurrent states; keys and values pass."""
     return tuple(
-        jax.tree.map(f, *group) if isinstance(group[0], RecurrentState) else group[0]
+        jax.tree.map(f, *group) if isinstance(group[0], FixedState) else group[0]
         for group in zip(states, *others, strict=True)
     )
 

@@ -23,8 +23,8 @@ from hybrid.model import HybridModel
 from hybrid.prefill import UNUSED, Workspace, prefill_pass
 from hybrid.presets import preset
 from hybrid.state import (
+    FixedState,
     KVState,
-    RecurrentState,
     check_states,
     recurrent_only,
     state_shapes,
@@ -32,7 +32,7 @@ from hybrid.state import (
 )
 from planner.schedule import Schedule
 
-Snapshot = tuple[RecurrentState, ...]
+Snapshot = tuple[FixedState, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +147,8 @@ class ModelRunner:
         self.workspace_shapes = self._workspace_shapes()
         widest = 16 * config.hidden_size * shapes.tile * shapes.batch * 4
         check_memory(workspace_estimate(abstract, self.workspace_shapes, widest), self.device)
-        self.params = jax.jit(lambda: nnx.state(build()))() if params is None else params
+        # Eager: a jitted initialiser compiles every draw again, an eager one shares equal shapes.
+        self.params = nnx.state(build()) if params is None else params
         self.traces: collections.Counter[str] = collections.Counter()
         self.calls: collections.Counter[str] = collections.Counter()
         self._prefill = self._program(
@@ -419,7 +420,7 @@ def _kv_only(states: Any) -> tuple[KVState, ...]:
 
 def _with_recurrent(states: Any, recurrent: Snapshot) -> Any:
     pending = iter(recurrent)
-    return tuple(next(pending) if isinstance(s, RecurrentState) else s for s in states)
+    return tuple(next(pending) if isinstance(s, FixedState) else s for s in states)
 
 
 def _with_kv(states: Any, kv: tuple[KVState, ...]) -> Any:

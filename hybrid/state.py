@@ -13,7 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hybrid.config import AttentionSpec, Compute, HybridConfig, Mamba2Spec, PartSpec
+from hybrid.config import (
+    AttentionSpec,
+    Compute,
+    GatedDeltaSpec,
+    HybridConfig,
+    Mamba2Spec,
+    PartSpec,
+    RGLRUSpec,
+    ShortConvSpec,
+)
 
 
 @jax.tree_util.register_dataclass
@@ -22,7 +31,8 @@ class RecurrentState:
     """A recurrent part after some tokens.
 
     Args:
-        scan: fp32; for Mamba-2 [batch, heads, head_dim, state_dim].
+        scan: fp32; for Mamba-2 [batch, heads, head_dim, state_dim], for a gated delta net
+            [batch, heads, key_dim, value_dim], for an RG-LRU [batch, width].
         conv: [batch, conv_width - 1, channels]: the last inputs of the causal convolution, in the
             compute dtype.
     """
@@ -46,7 +56,21 @@ class KVState:
     values: Any
 
 
-State = RecurrentState | KVState
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ConvState:
+    """A part that remembers its last inputs alone.
+
+    Args:
+        conv: [batch, conv_width - 1, channels], in the compute dtype.
+    """
+
+    conv: Any
+
+
+FixedState = RecurrentState | ConvState
+"""States of one size at every position; a snapshot is a copy of all of them."""
+State = FixedState | KVState
 States = tuple[State, ...]
 
 
@@ -65,17 +89,28 @@ def from_storage(x: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
 
 
-def part_state_shape(part: PartSpec, compute: Compute, batch: int, capacity: int) -> State | None:
+def part_state_shape(
+    part: PartSpec, compute: Compute, batch: int, capacity: int, hidden_size: int
+) -> State | None:
     """Shapes and dtypes of one part's state; None for a part that remembers nothing."""
-    if isinstance(part, Mamba2Spec):
+    dtype = jnp.dtype(compute.dtype)
+
+    def recurrent(scan: tuple[int, ...], width: int, channels: int) -> RecurrentState:
         return RecurrentState(
-            scan=jax.ShapeDtypeStruct(
-                (batch, part.num_heads, part.head_dim, part.state_dim), jnp.float32
-            ),
-            conv=jax.ShapeDtypeStruct(
-                (batch, part.conv_width - 1, part.conv_dim), jnp.dtype(compute.dtype)
-            ),
+            scan=jax.ShapeDtypeStruct((batch, *scan), jnp.float32),
+            conv=jax.ShapeDtypeStruct((batch, width - 1, channels), dtype),
         )
+
+    if isinstance(part, Mamba2Spec):
+        heads = (part.num_heads, part.head_dim, part.state_dim)
+        return recurrent(heads, part.conv_width, part.conv_dim)
+    if isinstance(part, GatedDeltaSpec):
+        heads = (part.num_heads, part.key_dim, part.value_dim)
+        return recurrent(heads, part.conv_width, part.conv_dim)
+    if isinstance(part, RGLRUSpec):
+        return recurrent((part.width,), part.conv_width, part.width)
+    if isinstance(part, ShortConvSpec):
+        return ConvState(jax.ShapeDtypeStruct((batch, part.conv_width - 1, hidden_size), dtype))
     if isinstance(part, AttentionSpec):
         rows = jax.ShapeDtypeStruct(
             (batch, part.num_kv_heads, capacity, part.head_dim), storage_dtype(compute.dtype)
@@ -86,7 +121,10 @@ def part_state_shape(part: PartSpec, compute: Compute, batch: int, capacity: int
 
 def state_shapes(config: HybridConfig, compute: Compute, batch: int, capacity: int) -> States:
     """Shapes and dtypes of all states of a model, in the order of its stateful parts."""
-    shapes = (part_state_shape(part, compute, batch, capacity) for part in config.parts())
+    shapes = (
+        part_state_shape(part, compute, batch, capacity, config.hidden_size)
+        for part in config.parts()
+    )
     return tuple(shape for shape in shapes if shape is not None)
 
 
@@ -95,9 +133,9 @@ def zeros(shapes: Any) -> Any:
     return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
 
-def recurrent_only(states: States) -> tuple[RecurrentState, ...]:
+def recurrent_only(states: States) -> tuple[FixedState, ...]:
     """The states that a snapshot holds."""
-    return tuple(state for state in states if isinstance(state, RecurrentState))
+    return tuple(state for state in states if isinstance(state, FixedState))
 
 
 def tree_bytes(tree: Any) -> int:

@@ -62,7 +62,7 @@ def load_pretrained(path: str | Path, compute: Compute | None = None) -> HybridM
     graphdef, state = nnx.split(abstract)
     shapes = dict(nnx.to_flat_state(state))
     names = _Names(TensorFiles(folder), family, options.path.parent)
-    filled = {}
+    filled: dict[Any, Any] = {}
     for rule, spec, owner, fields in _placed_rules(family, config):
         key = (*owner, *_parse(rule.target))
         if key in shapes:

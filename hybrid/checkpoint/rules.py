@@ -89,8 +89,8 @@ def linear(target: str, *sources: str) -> tuple[Rule, ...]:
 def conv(*sources: str) -> tuple[Rule, ...]:
     """Weight and bias of a depthwise convolution."""
     return (
-        Rule("conv_weight", tuple(f"{s}.weight" for s in sources), taps),
-        Rule("conv_bias", tuple(f"{s}.bias" for s in sources), joined),
+        Rule("conv.weight", tuple(f"{s}.weight" for s in sources), taps),
+        Rule("conv.bias", tuple(f"{s}.bias" for s in sources), joined),
     )
 
 

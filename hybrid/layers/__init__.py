@@ -2,13 +2,29 @@
 
 from flax import nnx
 
-from hybrid.config import AttentionSpec, Compute, Mamba2Spec, MLPSpec, PartSpec
+from hybrid.config import (
+    AttentionSpec,
+    Compute,
+    Mamba2Spec,
+    MLPSpec,
+    MoESpec,
+    PartSpec,
+    ShortConvSpec,
+)
 from hybrid.layers.attention import Attention
 from hybrid.layers.mamba2 import Mamba2
 from hybrid.layers.mlp import MLP
+from hybrid.layers.moe import MoE
 from hybrid.layers.part import Part
+from hybrid.layers.short_conv import ShortConv
 
-_PARTS: dict[type, type] = {Mamba2Spec: Mamba2, AttentionSpec: Attention, MLPSpec: MLP}
+_PARTS: dict[type, type] = {
+    AttentionSpec: Attention,
+    MLPSpec: MLP,
+    Mamba2Spec: Mamba2,
+    MoESpec: MoE,
+    ShortConvSpec: ShortConv,
+}
 
 
 def build_part(spec: PartSpec, hidden_size: int, compute: Compute, rngs: nnx.Rngs) -> Part:

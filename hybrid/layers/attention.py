@@ -28,6 +28,13 @@ class Attention(Part):
     """Grouped-query attention with optional rotary positions, window, query/key norm and output
     gate.
 
+    Args:
+        spec: heads, positions, window, norms, factors.
+        hidden_size: D, width of the output and, unless `input_size` says otherwise, of the input.
+        compute: dtypes and precision.
+        rngs: for the initial weights.
+        input_size: width of the input.
+
     Source: Ainslie et al., "GQA", 2023; the running softmax is that of Milakov and Gimelshein,
     2018.
     """
@@ -35,41 +42,52 @@ class Attention(Part):
     stateful = True
 
     def __init__(
-        self, spec: AttentionSpec, hidden_size: int, compute: Compute, rngs: nnx.Rngs
+        self,
+        spec: AttentionSpec,
+        hidden_size: int,
+        compute: Compute,
+        rngs: nnx.Rngs,
+        *,
+        input_size: int | None = None,
     ) -> None:
         inner = spec.num_heads * spec.head_dim
         widths = inner * (2 if spec.output_gate else 1) + 2 * spec.num_kv_heads * spec.head_dim
-        self.qkv = Linear(hidden_size, widths, compute, rngs, use_bias=spec.bias)
+        input_size = hidden_size if input_size is None else input_size
+        self.qkv = Linear(input_size, widths, compute, rngs, use_bias=spec.bias)
         self.out = Linear(inner, hidden_size, compute, rngs, use_bias=spec.out_bias)
-        self.q_norm = (
-            None if spec.qk_norm is None else RMSNorm(spec.head_dim, spec.qk_norm, compute)
-        )
-        self.k_norm = (
-            None if spec.qk_norm is None else RMSNorm(spec.head_dim, spec.qk_norm, compute)
-        )
+
+        def norm(heads: int) -> RMSNorm | None:
+            size = spec.head_dim * (heads if spec.qk_norm_joint else 1)
+            return None if spec.qk_norm is None else RMSNorm(size, spec.qk_norm, compute)
+
+        self.q_norm, self.k_norm = norm(spec.num_heads), norm(spec.num_kv_heads)
         self.spec = spec
         self.compute = compute
 
     def _project(
-        self, x_BTD: jax.Array, positions_BT: jax.Array
+        self, x_BTD: jax.Array, positions_BT: jax.Array, extra_BTE: jax.Array | None
     ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
         """Rotated queries [B, T, Q, P], keys and values [B, T, kv_heads, P], and the output gate
         [B, T, Q * P]."""
         spec = self.spec
         inner, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         y = self.qkv(x_BTD * constant(spec.input_multiplier, x_BTD))
+        if extra_BTE is not None:
+            y = y + extra_BTE
         q, k, v, gate = jnp.split(y, [inner, inner + kv, inner + 2 * kv], axis=-1)
-        lead = x_BTD.shape[:2]
-        q = q.reshape(*lead, spec.num_heads, spec.head_dim)
-        k = k.reshape(*lead, spec.num_kv_heads, spec.head_dim)
-        v = v.reshape(*lead, spec.num_kv_heads, spec.head_dim)
         k = k * constant(spec.key_multiplier, k)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = self._heads(q, self.q_norm), self._heads(k, self.k_norm)
         if spec.rope_theta is not None:
             dim = spec.head_dim if spec.rotary_dim is None else spec.rotary_dim
             q, k = rotate((q, k), positions_BT, spec.rope_theta, dim)
-        return q, k, v, gate if spec.output_gate else None
+        return q, k, self._heads(v, None), gate if spec.output_gate else None
+
+    def _heads(self, x_BTE: jax.Array, norm: RMSNorm | None) -> jax.Array:
+        """Cut into heads, and normalise each or all together."""
+        if norm is not None and self.spec.qk_norm_joint:
+            x_BTE, norm = norm(x_BTE), None
+        x = x_BTE.reshape(*x_BTE.shape[:2], -1, self.spec.head_dim)
+        return x if norm is None else norm(x)
 
     def _finish(self, y_BTQP: jax.Array, gate: jax.Array | None, dtype: Any) -> jax.Array:
         y = y_BTQP.reshape(*y_BTQP.shape[:2], -1)
@@ -78,12 +96,15 @@ class Attention(Part):
         out = self.out(y.astype(dtype))
         return out * constant(self.spec.output_multiplier, out)
 
-    def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Run a whole sequence from the empty state."""
+    def __call__(
+        self, x_BTD: Float[Array, "B T I"], extra_BTE: Float[Array, "B T E"] | None = None
+    ) -> Float[Array, "B T D"]:
+        """Run a whole sequence from the empty state; `extra_BTE` is added to the projected queries,
+        keys and values."""
         spec = self.spec
         batch, length = x_BTD.shape[:2]
         positions = jnp.broadcast_to(jnp.arange(length)[None, :], (batch, length))
-        q, k, v, gate = self._project(x_BTD, positions)
+        q, k, v, gate = self._project(x_BTD, positions, extra_BTE)
         y = jax.nn.dot_product_attention(
             q,
             k,
@@ -94,13 +115,19 @@ class Attention(Part):
         )
         return self._finish(y, gate, x_BTD.dtype)
 
-    def prefill(self, x_BTD: Float[Array, "B T D"], state: State | None, tile: Tile) -> PartResult:
+    def prefill(
+        self,
+        x_BTD: Float[Array, "B T I"],
+        state: State | None,
+        tile: Tile,
+        extra_BTE: Float[Array, "B T E"] | None = None,
+    ) -> PartResult:
         """Write the tile's keys and values into the buffer (rows below `tile.first` keep what is
         there), then attend."""
         assert isinstance(state, KVState)
         rows = jnp.arange(x_BTD.shape[1])
         positions_BT = jnp.broadcast_to((tile.start + rows)[None, :], x_BTD.shape[:2])
-        q, k, v, gate = self._project(x_BTD, positions_BT)
+        q, k, v, gate = self._project(x_BTD, positions_BT, extra_BTE)
         live_BT = rows[None, :] >= tile.first[:, None]
         state = KVState(
             _write_rows(state.keys, k, tile.start, live_BT),
@@ -110,13 +137,18 @@ class Attention(Part):
         return PartResult(self._finish(y, gate, x_BTD.dtype), state, None)
 
     def decode(
-        self, x_BD: Float[Array, "B D"], state: State | None, position: Int[Array, "B"]
+        self,
+        x_BD: Float[Array, "B I"],
+        state: State | None,
+        position: Int[Array, "B"],
+        extra_BE: Float[Array, "B E"] | None = None,
     ) -> tuple[Float[Array, "B D"], State | None]:
         """Run one token: a tile of one row. All sequences of the batch stand at the same
         position."""
         start = position[0]
         tile = Tile(start, jnp.zeros_like(position), jnp.ones_like(position), position[:, None])
-        result = self.prefill(x_BD[:, None], state, tile)
+        extra = None if extra_BE is None else extra_BE[:, None]
+        result = self.prefill(x_BD[:, None], state, tile, extra)
         return result.y[:, 0], result.state
 
 

@@ -7,10 +7,10 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from hybrid.config import Compute, Mamba2Spec, NormSpec
-from hybrid.layers.linear import Linear, RMSNorm, constant, param_dtype
+from hybrid.layers.conv import CausalConv
+from hybrid.layers.linear import Linear, RMSNorm, constant
 from hybrid.layers.part import Part, PartResult, Tile
 from hybrid.state import RecurrentState, State
-from kernels.causal_conv import causal_conv, causal_conv_step
 from kernels.ssd import ssd_scan, ssd_step
 
 
@@ -26,17 +26,13 @@ class Mamba2(Part):
     def __init__(
         self, spec: Mamba2Spec, hidden_size: int, compute: Compute, rngs: nnx.Rngs
     ) -> None:
-        heads, dtype = spec.num_heads, param_dtype(compute)
+        heads = spec.num_heads
         width = spec.inner_dim + spec.conv_dim + heads
         self.in_proj = Linear(hidden_size, width, compute, rngs, use_bias=spec.proj_bias)
         self.out_proj = Linear(spec.inner_dim, hidden_size, compute, rngs, use_bias=spec.proj_bias)
-        bound = spec.conv_width**-0.5
-        self.conv_weight = nnx.Param(
-            jax.random.uniform(
-                rngs.params(), (spec.conv_width, spec.conv_dim), dtype, -bound, bound
-            )
+        self.conv = CausalConv(
+            spec.conv_width, spec.conv_dim, "silu", compute, rngs, use_bias=spec.conv_bias
         )
-        self.conv_bias = nnx.Param(jnp.zeros((spec.conv_dim,), dtype)) if spec.conv_bias else None
         # Decay rates and step sizes stay fp32: they decide how much of the prompt a state
         # remembers.
         self.A_log = nnx.Param(
@@ -108,15 +104,10 @@ class Mamba2(Part):
         out = self.out_proj(y32.astype(gate.dtype))
         return out * constant(self.spec.output_multiplier, out)
 
-    def _conv_params(self, like: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        bias = None if self.conv_bias is None else self.conv_bias[...].astype(like.dtype)
-        return self.conv_weight[...].astype(like.dtype), bias
-
     def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Run a whole sequence from the empty state."""
         gate, xBC, dt = self._project(x_BTD)
-        xBC = causal_conv(xBC, *self._conv_params(xBC), activation="silu").y
-        x, B, C = self._split(xBC)
+        x, B, C = self._split(self.conv(xBC))
         y = ssd_scan(
             x,
             self._dt(dt),
@@ -132,18 +123,9 @@ class Mamba2(Part):
         """Run one tile; rows below `tile.first` leave the state as it is."""
         assert isinstance(state, RecurrentState)
         gate, xBC, dt = self._project(x_BTD)
-        conv = causal_conv(
-            xBC,
-            *self._conv_params(xBC),
-            initial_state=state.conv,
-            start=tile.first,
-            capture_offsets=tile.capture_offsets,
-            lengths=tile.lengths,
-            activation="silu",
-        )
+        conv = self.conv.tile(xBC, state.conv, tile)
         x, B, C = self._split(conv.y)
-        live_BT = jnp.arange(x.shape[1])[None, :] >= tile.first[:, None]
-        dt = jnp.where(live_BT[..., None], self._dt(dt), 0.0)
+        dt = jnp.where(tile.live(x.shape[1])[..., None], self._dt(dt), 0.0)
         scan = ssd_scan(
             x,
             dt,
@@ -168,7 +150,7 @@ class Mamba2(Part):
         """Run one token."""
         assert isinstance(state, RecurrentState)
         gate, xBC, dt = self._project(x_BD)
-        xBC, conv = causal_conv_step(xBC, *self._conv_params(xBC), state.conv, activation="silu")
+        xBC, conv = self.conv.step(xBC, state.conv)
         x, B, C = self._split(xBC)
         y, scan = ssd_step(x, self._dt(dt), -jnp.exp(self.A_log[...]), B, C, state.scan)
         return self._finish(y, x, gate), RecurrentState(scan, conv)

@@ -4,8 +4,9 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from hybrid.state import State
 
@@ -32,6 +33,10 @@ class Tile:
     first: Any
     lengths: Any
     capture_offsets: Any
+
+    def live(self, rows: int) -> Bool[Array, "B T"]:
+        """Which of the tile's `rows` rows are at or above `first`."""
+        return jnp.arange(rows)[None, :] >= self.first[:, None]
 
 
 class PartResult(NamedTuple):

@@ -121,7 +121,7 @@ def _parts(layer):
 def _is_recurrent(part):
     from hybrid.state import part_state_shape
 
-    state = part_state_shape(part, Compute(), 1, 1)
+    state = part_state_shape(part, Compute(), 1, 1, 1)
     return state is not None and not isinstance(state, KVState)
 
 

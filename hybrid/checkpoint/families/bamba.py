@@ -13,12 +13,20 @@ from hybrid.checkpoint.families.common import (
 from hybrid.checkpoint.family import Family
 from hybrid.checkpoint.options import Options
 from hybrid.checkpoint.rules import weight
-from hybrid.config import AttentionSpec, Branch, HybridConfig, Mamba2Spec, MLPSpec, NormSpec
+from hybrid.config import (
+    AttentionSpec,
+    Branch,
+    HybridConfig,
+    Mamba2Spec,
+    MLPSpec,
+    NormSpec,
+    PartSpec,
+)
 
 
 def _config(options: Options) -> HybridConfig:
     norm = NormSpec(options.find("rms_norm_eps"))
-    mixers = {
+    mixers: dict[str, PartSpec] = {
         "linear_attention": mamba2_spec(options),
         "full_attention": attention_spec(options, default_share=0.5),
     }
