@@ -59,6 +59,14 @@ def test_a_snapshot_below_the_restored_one_costs_a_true_run_more():
     assert bound.kind == "lower_bound"
 
 
+def test_a_node_off_the_grid_is_no_place_to_restore():
+    """With one slot, either pair meets at its second block; "a" alone would serve the other."""
+    requests = make_trace([("aabb", 0), ("abab", 0), ("aabb", 0), ("abab", 0)])
+    on_blocks, on_pairs = (offline_bound(requests, 1, 1, grid) for grid in (4, 8))
+    assert on_blocks.replayed_tokens == least_replay(requests, 1, 1, anywhere=True) == 4 + 0 + 8
+    assert on_pairs.replayed_tokens == least_replay(requests, 1, 2, anywhere=True) == 4 + 4 + 12
+
+
 def test_with_room_for_all_nothing_is_replayed():
     requests = make_trace([("abab", 1), ("abb", 2), ("abab", 1), ("abbab", 0), ("abb", 2)])
     assert offline_bound(requests, 1000, 10) == Bound(
