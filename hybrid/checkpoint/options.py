@@ -46,6 +46,12 @@ class Options:
             raise self.unsupported(name, value, " or ".join(repr(item) for item in allowed))
         return value
 
+    def nested(self, name: str) -> "Options":
+        """The options under `name` over those beside it, for files that describe several models;
+        these options themselves where there is no such entry."""
+        inner = self.values.get(name)
+        return self if inner is None else Options({**self.values, **inner}, self.path)
+
     def unsupported(self, name: str, value: Any, expected: str) -> CheckpointError:
         """The error for an option that no part implements."""
         return CheckpointError(

@@ -24,7 +24,15 @@ from planner.schedule import Chunk, Schedule
 HERE = Path(__file__).parent
 COMMITTED = HERE / "goldens"
 SHARED = Path(os.environ.get("WAYPOINT_SHARED", HERE.parents[2] / "shared")) / "parity"
-SHARED_NAMES = ("mamba2", "bamba", "falcon_h1")
+SHARED_NAMES = (
+    "mamba2",
+    "bamba",
+    "falcon_h1",
+    "granite_dense",
+    "granite_moe",
+    "nemotron_h",
+    "lfm2",
+)
 LOGITS, STATES, TILE = 2e-5, 1e-5, 16
 
 FOLDERS = [

@@ -1,8 +1,18 @@
-"""The families that can be loaded, one file each."""
+"""The families that can be loaded."""
 
 from hybrid.checkpoint.families.bamba import BAMBA
 from hybrid.checkpoint.families.falcon_h1 import FALCON_H1
+from hybrid.checkpoint.families.granite import GRANITE
+from hybrid.checkpoint.families.lfm2 import LFM2
 from hybrid.checkpoint.families.mamba2 import MAMBA2
+from hybrid.checkpoint.families.nemotron_h import NEMOTRON_H
 from hybrid.checkpoint.family import Family
 
-FAMILIES: tuple[Family, ...] = (MAMBA2, BAMBA, FALCON_H1)
+FAMILIES: tuple[Family, ...] = (
+    MAMBA2,
+    BAMBA,
+    GRANITE,
+    FALCON_H1,
+    NEMOTRON_H,
+    LFM2,
+)

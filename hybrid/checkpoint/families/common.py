@@ -81,16 +81,19 @@ def dt_limit(options: Options) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def attention_spec(options: Options, default_share: float = 1.0) -> AttentionSpec:
+def attention_spec(
+    options: Options, default_share: float = 1.0, default_theta: float = 10000.0
+) -> AttentionSpec:
     """Grouped-query attention with a rotary embedding, as most families name its options.
 
     Args:
         options: of the checkpoint.
-        default_share: of a head that rotates where the options do not say.
+        default_share, default_theta: of a head that rotates, and base of the rotation, where the
+            options do not say.
     """
     heads = options.find("num_attention_heads")
     head_dim = options.find("head_dim", default=options.find("hidden_size") // heads)
-    theta, share = options.rope(default_share=default_share)
+    theta, share = options.rope(default_theta, default_share)
     bias = options.find("attention_bias", default=False)
     return AttentionSpec(
         num_heads=heads,
