@@ -1,10 +1,13 @@
-"""Runners shared by the tests of this folder: compiling one costs seconds, so each is built once."""
+"""What the tests of this folder share: runners, which cost seconds to compile, and comparisons."""
 
 import functools
 
+import jax
+import numpy as np
 import pytest
 
 from hybrid.config import Compute
+from hybrid.engine import Engine
 from hybrid.presets import preset
 from hybrid.runner import ModelRunner, RunnerConfig
 
@@ -30,3 +33,69 @@ def tiny_runner(
 @pytest.fixture(scope="session")
 def make_runner():
     return tiny_runner
+
+
+class ObservedEngine(Engine):
+    """An engine that keeps what its last prefill computed, on the host."""
+
+    def _prefill(self, prompt, admission, source):
+        result = super()._prefill(prompt, admission, source)
+        self.seen = jax.tree.map(
+            np.array,
+            {
+                "logits": result.logits,
+                "end": result.end_state,
+                "snapshots": result.snapshots,
+                "kv": self.runner.read_rows(result.workspace, 0, len(prompt)),
+            },
+        )
+        return result
+
+
+def _bits(x):
+    x = np.asarray(x)
+    return x.view({1: np.uint8, 2: np.uint16, 4: np.uint32}[x.dtype.itemsize])
+
+
+class Observer:
+    """Engines on shared runners, and what they must agree on."""
+
+    def __init__(self):
+        self._cold = {}
+
+    def engine(self, runner, **options):
+        return ObservedEngine(runner, **options)
+
+    def cold(self, runner, prompt, new_tokens=3, **draws):
+        """What a run without a cache computes, with a snapshot at every block that the grid has."""
+        key = (id(runner), prompt.tobytes(), new_tokens, *draws.items())
+        if key not in self._cold:
+            with ObservedEngine(runner, mode="in_pass", interval=1) as engine:
+                tokens = engine.generate(prompt, new_tokens, **draws).tokens
+                self._cold[key] = tokens, engine.seen
+        return self._cold[key]
+
+    def check_same_bits(self, found, expected, what):
+        for (path, a), (_, b) in zip(
+            jax.tree_util.tree_leaves_with_path(found),
+            jax.tree_util.tree_leaves_with_path(expected),
+            strict=True,
+        ):
+            where = f"{what}{jax.tree_util.keystr(path)}"
+            np.testing.assert_array_equal(_bits(a), _bits(b), err_msg=where)
+
+    def check_exact(self, engine, completion, prompt, **draws):
+        """The request computed what a cold one computes, bit for bit."""
+        tokens, cold = self.cold(engine.runner, prompt, len(completion.tokens), **draws)
+        np.testing.assert_array_equal(completion.tokens, tokens)
+        for name in ("logits", "end", "kv"):
+            self.check_same_bits(engine.seen[name], cold[name], name)
+        tile = engine.runner.shapes.tile
+        for position, states in engine.seen["snapshots"].items():
+            if position % tile == 0:
+                self.check_same_bits(states, cold["snapshots"][position], f"at {position}: ")
+
+
+@pytest.fixture(scope="session")
+def observer():
+    return Observer()
