@@ -16,15 +16,21 @@ from hybrid.config import Branch, Compute, HybridConfig, NormSpec
 from hybrid.layers import build_part
 from hybrid.layers.linear import Embedding, Linear, RMSNorm, constant
 from hybrid.layers.part import Part, Tile
+from hybrid.layers.shared_block import Injection, SharedBlock
 from hybrid.state import FixedState, State, States
 
-_Run = Callable[[Part, jax.Array, State | None], tuple[jax.Array, Any]]
+_Run = Callable[..., tuple[jax.Array, Any]]
+"""(part, input, state, further inputs of the part) -> output, new state."""
 
 
 class ResidualBranch(nnx.Module):
     """Norm, parts side by side, post-norm; adds the sum to the stream."""
 
-    def __init__(self, branch: Branch, hidden_size: int, compute: Compute, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, branch: Branch, config: HybridConfig, compute: Compute, rngs: nnx.Rngs
+    ) -> None:
+        hidden_size, injection = config.hidden_size, branch.injection
+
         def norm(spec: NormSpec | None) -> RMSNorm | None:
             return None if spec is None else RMSNorm(hidden_size, spec, compute)
 
@@ -34,9 +40,16 @@ class ResidualBranch(nnx.Module):
         )
         self.post_norm = norm(branch.post_norm)
         self.multiplier = branch.multiplier
+        self.injection = (
+            None
+            if injection is None
+            else Injection(
+                injection, config.shared_blocks[injection.block], hidden_size, compute, rngs
+            )
+        )
 
     def enter(self, stream: jax.Array) -> jax.Array:
-        """What the parts read."""
+        """What the parts read of a stream, to which an injection is already added."""
         return stream if self.norm is None else self.norm(stream)
 
     def leave(self, stream: jax.Array, outputs: list[jax.Array]) -> jax.Array:
@@ -62,9 +75,15 @@ class HybridModel(nnx.Module):
         self.embedding = Embedding(config.vocab_size, config.hidden_size, compute, rngs)
         self.branches = nnx.List(
             [
-                ResidualBranch(branch, config.hidden_size, compute, rngs)
+                ResidualBranch(branch, config, compute, rngs)
                 for layer in config.layers
                 for branch in layer
+            ]
+        )
+        self.shared_blocks = nnx.List(
+            [
+                SharedBlock(block, config.hidden_size, compute, rngs)
+                for block in config.shared_blocks
             ]
         )
         self.final_norm = RMSNorm(config.hidden_size, config.final_norm, compute)
@@ -94,10 +113,13 @@ class HybridModel(nnx.Module):
 
     def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
         """Fp32 logits of whole sequences from the empty state."""
-        x = self.embed(tokens)
-        for branch in self.branches:
-            inputs = branch.enter(x)
-            x = branch.leave(x, [part(inputs) for part in branch.parts])
+
+        def run(
+            part: Part, x: jax.Array, state: State | None, *extra: Any
+        ) -> tuple[jax.Array, State | None]:
+            return part(x, *extra), None
+
+        x, _ = self._walk(self.embed(tokens), None, run)
         return self.head(x)
 
     def tile(
@@ -114,8 +136,10 @@ class HybridModel(nnx.Module):
             The residual stream, the states after the tile, and what the recurrent parts captured.
         """
 
-        def run(part: Part, x: jax.Array, state: State | None) -> tuple[jax.Array, State | None]:
-            result = part.prefill(x, state, tile)
+        def run(
+            part: Part, x: jax.Array, state: State | None, *extra: Any
+        ) -> tuple[jax.Array, State | None]:
+            result = part.prefill(x, state, tile, *extra)
             if result.captured is not None:
                 captured.append(result.captured)
             return result.y, result.state
@@ -129,23 +153,31 @@ class HybridModel(nnx.Module):
     ) -> tuple[Float[Array, "B V"], States]:
         """Run one token and return the logits of the next."""
 
-        def run(part: Part, x: jax.Array, state: State | None) -> tuple[jax.Array, State | None]:
-            return part.decode(x, state, position)
+        def run(
+            part: Part, x: jax.Array, state: State | None, *extra: Any
+        ) -> tuple[jax.Array, State | None]:
+            return part.decode(x, state, position, *extra)
 
         x, new_states = self._walk(self.embed(tokens), states, run)
         return self.head(x), new_states
 
-    def _walk(self, x: jax.Array, states: States, run: _Run) -> tuple[jax.Array, States]:
-        """Thread the stream through all branches and hand each stateful part its state."""
-        pending = list(states)
-        new_states = []
+    def _walk(self, x: jax.Array, states: States | None, run: _Run) -> tuple[jax.Array, States]:
+        """Thread the stream through all branches and hand each stateful part its state, if there
+        are states."""
+        pending, new_states, embedded = iter(states or ()), [], x
+
+        def visit(part: Part, inputs: jax.Array, *extra: Any) -> jax.Array:
+            remembers = part.stateful and states is not None
+            y, state = run(part, inputs, next(pending) if remembers else None, *extra)
+            if remembers:
+                new_states.append(state)
+            return y
+
         for branch in self.branches:
-            inputs = branch.enter(x)
-            outputs = []
-            for part in branch.parts:
-                y, state = run(part, inputs, pending.pop(0) if part.stateful else None)
-                outputs.append(y)
-                if part.stateful:
-                    new_states.append(state)
-            x = branch.leave(x, outputs)
+            read = x
+            if branch.injection is not None:
+                block = self.shared_blocks[branch.injection.block]
+                read = x + branch.injection(block, x, embedded, visit)
+            inputs = branch.enter(read)
+            x = branch.leave(x, [visit(part, inputs) for part in branch.parts])
         return x, tuple(new_states)

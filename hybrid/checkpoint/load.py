@@ -15,7 +15,7 @@ from hybrid.checkpoint.family import Family
 from hybrid.checkpoint.options import Options
 from hybrid.checkpoint.rules import Rule
 from hybrid.checkpoint.tensors import TensorFiles, load_json
-from hybrid.config import Compute, HybridConfig
+from hybrid.config import Compute, HybridConfig, InjectionSpec
 from hybrid.model import HybridModel
 
 CONFIG = "config.json"
@@ -98,13 +98,33 @@ def _placed_rules(
     names."""
     for rule in family.root:
         yield rule, config, (), {"prefix": ""}
-    number = 0
+    homes: dict[int, int] = {}
+    uses = number = 0
     for index, layer in enumerate(config.layers):
         fields: dict[str, Any] = {"prefix": family.layer.format(layer=index)}
         for place, branch in enumerate(layer):
             owner: Path_ = ("branches", number)
             for rule in family.branches[place]:
                 yield rule, branch, owner, fields
+            if branch.injection is not None:
+                block = branch.injection.block
+                if homes.setdefault(block, index) == index:
+                    for rule in family.shared:
+                        spec = config.shared_blocks[block]
+                        yield rule, spec, ("shared_blocks", block), fields
+                home = family.layer.format(layer=homes[block])
+                for rule in family.parts[InjectionSpec]:
+                    yield (
+                        rule,
+                        branch.injection,
+                        (*owner, "injection"),
+                        {
+                            **fields,
+                            "home": home,
+                            "use": uses,
+                        },
+                    )
+                uses += 1
             for position, part in enumerate(branch.parts):
                 experts = getattr(part, "num_experts", 0)
                 for rule in family.parts[type(part)]:
@@ -147,7 +167,7 @@ class _Names:
 def _source_names(rule: Rule, fields: dict[str, Any]) -> list[str]:
     names = []
     for source in rule.sources:
-        whole = source[1:] if source.startswith("/") else fields["prefix"] + source
+        whole = source if source.startswith("{") else fields["prefix"] + source
         experts = range(fields["experts"]) if "{expert}" in whole else (None,)
         names += [whole.format(**fields, expert=expert) for expert in experts]
     return names

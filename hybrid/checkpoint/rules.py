@@ -24,7 +24,8 @@ class Rule:
         target: path of the parameter below its owner, such as "in_proj.kernel". A rule whose target
             the model does not have (a bias that is switched off) does nothing.
         sources: names below the layer, in the order of the layout. "{expert}" stands for all
-            experts in turn; "{use}" for the position of a shared block's use among all uses.
+            experts in turn. For the use of a shared block, a name that begins with "{home}" lies
+            below the layer that stores the block, and "{use}" is the use's place among all.
         layout: fills the parameter.
     """
 

@@ -31,6 +31,7 @@ SHARED_NAMES = (
     "granite_dense",
     "granite_moe",
     "nemotron_h",
+    "zamba2",
     "lfm2",
 )
 LOGITS, STATES, TILE = 2e-5, 1e-5, 16

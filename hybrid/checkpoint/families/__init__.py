@@ -6,6 +6,7 @@ from hybrid.checkpoint.families.granite import GRANITE
 from hybrid.checkpoint.families.lfm2 import LFM2
 from hybrid.checkpoint.families.mamba2 import MAMBA2
 from hybrid.checkpoint.families.nemotron_h import NEMOTRON_H
+from hybrid.checkpoint.families.zamba2 import ZAMBA2
 from hybrid.checkpoint.family import Family
 
 FAMILIES: tuple[Family, ...] = (
@@ -14,5 +15,6 @@ FAMILIES: tuple[Family, ...] = (
     GRANITE,
     FALCON_H1,
     NEMOTRON_H,
+    ZAMBA2,
     LFM2,
 )
