@@ -48,27 +48,27 @@ Mode = Literal["planned", "chunk_end", "in_pass", "split", "naive"]
 class AblateInterval(Options):
     """Ablate the snapshot interval on a real model run."""
 
-    intervals: tuple[int, ...] = (0, 4, 16, 64)
+    intervals: tuple[int, ...] = (0, 4, 16, 32)
     """Snapshot intervals, in blocks; 0 takes none but at the prompt's tail."""
     modes: tuple[Mode, ...] = ("planned", "in_pass")
     """How snapshots are taken. A run without a cache is always added."""
-    cache_mb: tuple[float, ...] = (math.inf, 16.0)
+    cache_mb: tuple[float, ...] = (math.inf, 12.0)
     """Budgets of the prefix cache, in MB (keys, values and snapshots); inf is no limit."""
     grid: Literal["tile", "block"] = "tile"
     """Where snapshots may stand: on tile boundaries (exact) or on block boundaries."""
-    first_chunk: int = 512
+    first_chunk: int = 256
     """Tokens that the first chunk of a prompt may have."""
-    chunk: int = 512
+    chunk: int = 256
     """Tokens that each later chunk may have."""
     repeats: int = 2
     """How often every cell is measured."""
     sessions: int = 3
     """Conversations of the default workload."""
-    turns: int = 3
+    turns: int = 2
     """Turns of each conversation."""
-    turn_tokens: int = 600
+    turn_tokens: int = 240
     """Tokens that a turn adds, about."""
-    output_tokens: int = 24
+    output_tokens: int = 16
     """Tokens of an answer."""
     trace: Path | None = None
     """Recorded requests instead: Mooncake JSONL, WEKA sessions, agent JSONL; plain or .gz."""
@@ -107,7 +107,7 @@ class AblateInterval(Options):
             repeats=1,
             sessions=min(2, self.sessions),
             turns=min(2, self.turns),
-            turn_tokens=min(300, self.turn_tokens),
+            turn_tokens=min(200, self.turn_tokens),
             output_tokens=min(4, self.output_tokens),
             max_requests=min(6, self.max_requests or 6),
         )
@@ -265,7 +265,7 @@ def run_cells(options: AblateInterval, run: RunFolder, workload: Workload) -> No
     with SweepProgress(len(missing) + (outputs is None), count) as progress:
         if outputs is None:
             progress.start_cell(describe(baseline))
-            rows = _counted(sweep.record(baseline, path), progress)
+            rows = progress.count(sweep.record(baseline, path))
             if run.is_finished(baseline):
                 collections.deque(rows, maxlen=0)  # only the recorded answers are gone
             else:
@@ -275,14 +275,8 @@ def run_cells(options: AblateInterval, run: RunFolder, workload: Workload) -> No
             progress.end_cell()
         for cell in missing:
             progress.start_cell(describe(cell))
-            run.write_cell(cell, _counted(sweep.replay(cell, outputs), progress), count)
+            run.write_cell(cell, progress.count(sweep.replay(cell, outputs)), count)
             progress.end_cell()
-
-
-def _counted(rows: Iterator[dict[str, Any]], progress: SweepProgress) -> Iterator[dict[str, Any]]:
-    for row in rows:
-        progress.advance()
-        yield row
 
 
 def describe_workload(workload: Workload, lengths: Sequence[int]) -> dict[str, Any]:

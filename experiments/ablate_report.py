@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments import plots
 from experiments.run_folder import read_rows
-from experiments.tables import megabytes, print_table, seconds, write_csv
+from experiments.tables import megabytes, print_table, write_csv
 
 Row = dict[str, Any]
 CELL = ("mode", "grid", "cache_mb", "interval")
@@ -88,34 +88,37 @@ def _print(summary: Sequence[Row]) -> None:
         "mode",
         "cache\nMB",
         "inter-\nval",
-        "recom-\nputed",
+        "com-\nputed",
         "re-\nplayed",
-        "re-\nstored",
-        "first token\n(spread)",
+        "re-\nused",
+        "first\ntok ms",
+        "\n±",
         "snap-\nshots",
         "their\nMB",
         "evic-\nted",
     )
     table = [
         (
-            "no cache" if row["mode"] == "off" else row["mode"],
+            row["mode"],
             _budget(row),
             None if row["mode"] == "off" else row["interval"],
             f"{row['recomputed']:,}",
             f"{row['replayed']:,}",
             f"{row['restored_share']:.0%}",
-            _time(row),
+            f"{row['mean_time_to_first_token_s'] * 1e3:,.0f}",
+            _spread(row),
             row["snapshots"],
             megabytes(row["snapshot_bytes"]),
             row["evicted_snapshots"],
         )
         for row in summary
     ]
-    requests = summary[0]["requests"]
-    print_table(
-        f"Sums over {requests} requests; interval in blocks; first token: mean over requests",
-        header,
-        table,
+    print_table(f"Sums over {summary[0]['requests']} requests", header, table)
+    print(
+        "interval: in blocks, 0 is at the prompt's tail only. computed: prompt tokens run.\n"
+        "replayed: those that matched the cache but had no snapshot nearer. reused: share\n"
+        "of prompt tokens restored. first tok ms: mean time to the first token over the\n"
+        "requests; median over repeats, ± half their range. evicted: snapshots."
     )
 
 
@@ -125,12 +128,11 @@ def _budget(row: Row) -> str | None:
     return "none" if row["cache_mb"] is None else f"{row['cache_mb']:g}"
 
 
-def _time(row: Row) -> str:
+def _spread(row: Row) -> str | None:
     low, high = row["mean_time_to_first_token_low_s"], row["mean_time_to_first_token_high_s"]
-    middle = seconds(row["mean_time_to_first_token_s"])
-    if low == high:
-        return f"{middle}"
-    return f"{middle} ±{(high - low) / 2 / row['mean_time_to_first_token_s']:.0%}"
+    if row["repeats"] == 1:
+        return None
+    return f"{(high - low) / 2 / row['mean_time_to_first_token_s']:.0%}"
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
@@ -144,6 +146,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     baseline = [row for row in rows if row["mode"] == "off"]
     intervals = sorted({row["interval"] for row in cached}, key=lambda n: (n == 0, n))
     series = list(dict.fromkeys((row["mode"], row["cache_mb"]) for row in cached))
+    modes, budgets = (list(dict.fromkeys(column)) for column in zip(*series, strict=True))
     panels: tuple[tuple[str, Callable[[Sequence[Row]], float]], ...] = (
         ("Prompt tokens computed (thousands)", lambda r: sum(x["recomputed"] for x in r) / 1e3),
         ("Mean time to first token (s)", lambda r: _mean(r, "time_to_first_token_s")),
@@ -151,7 +154,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     )
     figure, axes = plots.new_figure(columns=len(panels), width_in=3.6, height_in=3.7)
     for place, (ax, (label, measure)) in enumerate(zip(axes, panels, strict=True)):
-        for index, (mode, cache_mb) in enumerate(series):
+        for mode, cache_mb in series:
+            look = plots.variant(modes.index(mode), budgets.index(cache_mb))
             values: dict[float, list[float]] = {}
             for x, interval in enumerate(intervals):
                 here = [r for r in cached if _is(r, mode, cache_mb, interval)]
@@ -162,7 +166,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
                         for repeat in repeats
                     ]
             budget = "no limit" if cache_mb is None else f"{cache_mb:g} MB cache"
-            plots.plot_spread(ax, values, f"{mode}, {budget}", index)
+            plots.plot_spread(ax, values, f"{mode}, {budget}", look)
         if baseline and place < 2:
             ax.axhline(
                 measure(baseline), color=plots.GREY, linewidth=1.2, linestyle=":", label="no cache"

@@ -62,18 +62,33 @@ def new_figure(
     return figure, axes
 
 
-def plot_spread(ax: Axes, values: Mapping[float, Sequence[float]], label: str, index: int) -> None:
+def variant(index: int, again: int) -> dict[str, Any]:
+    """Look of a variant of a series: its colour and marker, but hollow and with other lines.
+
+    Args:
+        index: place of the series.
+        again: 0 for the series itself, 1, 2, ... for its variants.
+
+    Returns:
+        Keyword arguments of `Axes.plot`.
+    """
+    hollow = {"markerfacecolor": "white"} if again else {}
+    return {**style(index), "linestyle": LINES[again % len(LINES)], **hollow}
+
+
+def plot_spread(
+    ax: Axes, values: Mapping[float, Sequence[float]], label: str, look: Mapping[str, Any]
+) -> None:
     """Draw a series as medians with a band from the first to the third quartile.
 
     Args:
         ax: where.
         values: x to the repeated measurements there.
         label: the legend's text.
-        index: the series' place in the palette.
+        look: from `style` or `variant`.
     """
     xs = sorted(values)
     low, middle, high = ([float(np.quantile(values[x], q)) for x in xs] for q in (0.25, 0.5, 0.75))
-    look = style(index)
     ax.plot(xs, middle, label=label, **look)
     if any(b > a for a, b in zip(low, high, strict=True)):
         ax.fill_between(xs, low, high, color=look["color"], alpha=0.15, linewidth=0)

@@ -1,7 +1,9 @@
 """Progress of a sweep on standard error: a bar on a terminal, a line a cell elsewhere."""
 
 import time
+from collections.abc import Iterable, Iterator
 from types import TracebackType
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import (
@@ -12,6 +14,8 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+
+Row = TypeVar("Row")
 
 
 class SweepProgress:
@@ -61,9 +65,18 @@ class SweepProgress:
         self.label, self.started_s = label, time.perf_counter()
         self.bar.update(self.task, description=label)
 
-    def advance(self) -> None:
-        """Count one request."""
-        self.bar.advance(self.task)
+    def count(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """Pass rows on and count each as one request.
+
+        Args:
+            rows: of a cell.
+
+        Yields:
+            The rows.
+        """
+        for row in rows:
+            self.bar.advance(self.task)
+            yield row
 
     def end_cell(self) -> None:
         """Count one cell; where there is no terminal, say so."""

@@ -63,9 +63,9 @@ QUESTIONS = (
 def stdlib_sessions(
     seed: int,
     sessions: int = 3,
-    turns: int = 3,
-    turn_tokens: int = 600,
-    output_tokens: int = 24,
+    turns: int = 2,
+    turn_tokens: int = 240,
+    output_tokens: int = 16,
     library: Path | None = None,
 ) -> Workload:
     """Make the workload.

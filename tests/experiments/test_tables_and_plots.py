@@ -119,7 +119,7 @@ def test_megabytes():
 
 def test_a_band_is_drawn_from_quartile_to_quartile():
     _figure, (ax,) = plots.new_figure()
-    plots.plot_spread(ax, {0: [1.0, 2.0, 9.0], 1: [5.0]}, "series", 0)
+    plots.plot_spread(ax, {0: [1.0, 2.0, 9.0], 1: [5.0]}, "series", plots.style(0))
     assert np.array_equal(ax.lines[0].get_ydata(), [2.0, 5.0])
     low, high = ax.collections[0].get_paths()[0].get_extents().intervaly
     assert (low, high) == (1.5, 5.5)
