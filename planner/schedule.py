@@ -300,11 +300,14 @@ def _planned_positions(frame: _Frame, interval: int, split: int | None) -> list[
 
 
 def _is_planned(frame: _Frame, interval: int, split: int | None, end: int) -> bool:
-    """Whether `_planned_positions` has `end` in it, without listing them."""
+    """Whether `_planned_positions` has `end` in it, without listing them.
+
+    A marked boundary at or past `total` needs no care: what it would floor to is a tail position.
+    """
     if end in _tail_positions(frame, split):
         return True
     step = interval * frame.block_size
     if not step or not end or frame.floor(end) != end:
         return False
     marked = -(-end // step) * step
-    return marked < frame.total and frame.floor(marked) == end
+    return frame.floor(marked) == end

@@ -310,6 +310,19 @@ def test_a_pin_may_be_released_once_and_covers_what_is_held():
         index.pin(array([1, 2]), 2, snapshot)
 
 
+def test_a_pin_outlives_a_split_where_it_ends():
+    index = full(budget=Budget(kv_bytes=4 * KV))
+    index.insert(array([1, 2, 3, 4]))
+    pin = index.pin(array([1, 2, 3, 4]), 2)
+    index.insert(array([1, 2, 7]))
+    index.insert(array([5, 6, 7, 8]))
+    assert index.lookup(array([1, 2, 7]), 17 - 4).matched == 8
+    index.unpin(pin)
+    index.insert(array([5, 6, 7, 9]))
+    index.insert(array([4, 5, 6, 7]))
+    assert index.lookup(array([1, 2, 7]), 17 - 4).matched == 0
+
+
 def test_superseded_and_gap():
     index = full()
     a, b = array([1, 2, 3, 4]), array([1, 2, 3, 9])
@@ -370,3 +383,13 @@ def test_the_interner_forgets_what_nobody_holds_and_never_reuses_a_key():
         assert len(interner) < 300
     with pytest.raises(ValueError, match="tokens"):
         interner.keys(np.array([1.5]))
+
+
+def test_a_collection_spares_the_keys_of_a_running_request():
+    interner = BlockInterner(1, lambda: np.empty(0, np.int64), slack=10)
+    old = interner.keys(np.arange(1000, 1020))
+    running = interner.keys(np.arange(5))  # collects; keeps what was named just before
+    interner.keys(np.arange(2000, 2020))
+    assert interner.keys(np.arange(5)).tolist() == running.tolist()  # collects
+    assert len(interner) == 25
+    assert set(interner.keys(np.arange(1000, 1020)).tolist()).isdisjoint(old.tolist())

@@ -18,13 +18,15 @@ CACHING = ("planned", "chunk_end", "in_pass", "split")
 
 @st.composite
 def plans(draw, modes=MODES):
-    total = draw(st.integers(0, 1500))
+    start = draw(st.just(0) | st.integers(0, 700))
+    total = start + draw(st.integers(300, 900) | st.integers(0, 300))
+    budgets = st.integers(50, 300) | st.integers(1, 50)
     block_size = draw(st.sampled_from([1, 3, 4, 16, 64]))
     return {
         "total": total,
-        "start": draw(st.integers(0, total)),
-        "first_budget": draw(st.integers(1, 400)),
-        "budget": draw(st.integers(1, 400)),
+        "start": start,
+        "first_budget": draw(budgets),
+        "budget": draw(budgets),
         "block_size": block_size,
         "tile": block_size * draw(st.sampled_from([1, 2, 4])),
         "interval": draw(st.integers(0, 9)),
