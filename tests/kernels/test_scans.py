@@ -5,10 +5,11 @@ import pytest
 from hypothesis import strategies as st
 
 from tests.kernels.conv_case import CONV
+from tests.kernels.gated_delta_case import GATED_DELTA
 from tests.kernels.scan_suite import CHECKS, Example, check_gradients, check_identity_rows, draws
 from tests.kernels.ssd_case import SSD
 
-OPS = (SSD, CONV)
+OPS = (SSD, CONV, GATED_DELTA)
 
 CASES = [
     pytest.param(op, implementation, shape, id=f"{op}-{implementation}-{shape}")
