@@ -294,7 +294,7 @@ def _planned_positions(frame: _Frame, interval: int, split: int | None) -> list[
     """Every marked interval boundary under `total` and the tail, on the grid, above `start`."""
     positions = _tail_positions(frame, split)
     if step := interval * frame.block_size:
-        first = max(step, frame.start // step * step)
+        first = frame.start // step * step + step
         positions.update(map(frame.floor, range(first, frame.total, step)))
     return sorted(position for position in positions if position > frame.start)
 
