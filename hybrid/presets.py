@@ -32,11 +32,11 @@ def _default() -> HybridConfig:
     """Eight layers: three Mamba-2 to one attention, bytes as tokens, for a CPU."""
     return _bamba_like(
         "default",
-        384,
+        256,
         "MMMAMMMA",
-        Mamba2Spec(num_heads=12, head_dim=64, state_dim=64),
-        AttentionSpec(num_heads=6, num_kv_heads=2, head_dim=64),
-        1024,
+        Mamba2Spec(num_heads=8, head_dim=64, state_dim=64),
+        AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=64),
+        768,
     )
 
 
