@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 
 from tests.kernels.conv_case import CONV
 from tests.kernels.gated_delta_case import GATED_DELTA
+from tests.kernels.linear_case import LINEAR
 from tests.kernels.scan_suite import CHECKS, Example, check_gradients, check_identity_rows, draws
 from tests.kernels.ssd_case import SSD
 
-OPS = (SSD, CONV, GATED_DELTA)
+OPS = (SSD, CONV, GATED_DELTA, LINEAR)
 
 CASES = [
     pytest.param(op, implementation, shape, id=f"{op}-{implementation}-{shape}")

@@ -1,0 +1,53 @@
+"""How the shared suite drives the diagonal recurrence."""
+
+import jax
+import numpy as np
+
+from kernels.linear_scan import linear_scan
+from kernels.scan import ScanResult
+from tests.kernels.scan_suite import ScanOp, Shape
+
+
+def _draw(rng: np.random.Generator, shape: Shape) -> dict[str, np.ndarray]:
+    rows = (shape.batch, shape.length, *shape.dims)
+    rate = 10.0 ** rng.uniform(-3, 1)
+    return {"log_a": -rng.uniform(0, 1, size=rows) * rate, "b": rng.normal(size=rows)}
+
+
+def _call(
+    inputs: dict[str, jax.Array],
+    state: jax.Array,
+    offsets: jax.Array | None,
+    lengths: jax.Array,
+    shape: Shape,
+    implementation: str,
+) -> ScanResult:
+    return linear_scan(
+        **inputs,
+        initial_state=state,
+        capture_offsets=offsets,
+        lengths=lengths,
+        chunk=shape.chunk,
+        implementation=implementation,
+    )
+
+
+LINEAR = ScanOp(
+    name="linear",
+    shapes=(
+        Shape(1, 32, 3, 1, (24,)),
+        Shape(2, 40, 4, 16, (8, 4), core=True),
+        Shape(3, 40, 3, 1, (8,), core=True),
+        Shape(2, 40, 3, 64, (24,), "bfloat16"),
+        Shape(2, 1, 1, 16, (8,)),
+    ),
+    draw=_draw,
+    sequence=("log_a", "b"),
+    identity=("log_a", "b"),
+    state_shape=lambda shape: shape.dims,
+    call=_call,
+    fixed_dtypes={"log_a": "float32"},
+    implementations=("reference", "xla"),
+    exact_everywhere=True,
+    in_order=lambda shape, implementation: implementation != "xla" or shape.chunk == 1,
+)
