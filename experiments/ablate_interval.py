@@ -52,21 +52,21 @@ class AblateInterval(Options):
     """Snapshot intervals, in blocks; 0 takes none but at the prompt's tail."""
     modes: tuple[Mode, ...] = ("planned", "in_pass")
     """How snapshots are taken. A run without a cache is always added."""
-    cache_mb: tuple[float, ...] = (math.inf, 12.0)
+    cache_mb: tuple[float, ...] = (math.inf, 8.0)
     """Budgets of the prefix cache, in MB (keys, values and snapshots); inf is no limit."""
     grid: Literal["tile", "block"] = "tile"
     """Where snapshots may stand: on tile boundaries (exact) or on block boundaries."""
-    first_chunk: int = 256
+    first_chunk: int = 192
     """Tokens that the first chunk of a prompt may have."""
-    chunk: int = 256
+    chunk: int = 192
     """Tokens that each later chunk may have."""
-    repeats: int = 2
+    repeats: int = 3
     """How often every cell is measured."""
     sessions: int = 3
     """Conversations of the default workload."""
     turns: int = 2
     """Turns of each conversation."""
-    turn_tokens: int = 240
+    turn_tokens: int = 160
     """Tokens that a turn adds, about."""
     output_tokens: int = 16
     """Tokens of an answer."""
@@ -107,7 +107,7 @@ class AblateInterval(Options):
             repeats=1,
             sessions=min(2, self.sessions),
             turns=min(2, self.turns),
-            turn_tokens=min(200, self.turn_tokens),
+            turn_tokens=min(120, self.turn_tokens),
             output_tokens=min(4, self.output_tokens),
             max_requests=min(6, self.max_requests or 6),
         )

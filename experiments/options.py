@@ -75,20 +75,30 @@ def parse(kind: type[Chosen], experiment: str) -> Chosen:
 
 @contextlib.contextmanager
 def started(options: Options) -> Iterator[None]:
-    """Set up jax as the options ask, before anything is compiled.
+    """Set up jax as the options ask, before anything is compiled, and put it back at the end.
 
     Args:
         options: --compilation-cache and --profile are looked at.
     """
     import jax
 
+    cache: dict[str, Any] = {}
     if options.compilation_cache is not None:
-        jax.config.update("jax_compilation_cache_dir", str(options.compilation_cache))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        cache = {
+            "jax_compilation_cache_dir": str(options.compilation_cache),
+            "jax_persistent_cache_min_compile_time_secs": 0.0,
+        }
+    before = {name: getattr(jax.config, name) for name in cache}
     profile = (
         jax.profiler.trace(str(options.profile))
         if options.profile is not None
         else contextlib.nullcontext()
     )
-    with profile:
-        yield
+    try:
+        for name, value in cache.items():
+            jax.config.update(name, value)
+        with profile:
+            yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)

@@ -64,7 +64,7 @@ def stdlib_sessions(
     seed: int,
     sessions: int = 3,
     turns: int = 2,
-    turn_tokens: int = 240,
+    turn_tokens: int = 160,
     output_tokens: int = 16,
     library: Path | None = None,
 ) -> Workload:
