@@ -5,24 +5,30 @@ from flax import nnx
 from hybrid.config import (
     AttentionSpec,
     Compute,
+    GatedDeltaSpec,
     Mamba2Spec,
     MLPSpec,
     MoESpec,
     PartSpec,
+    RGLRUSpec,
     ShortConvSpec,
 )
 from hybrid.layers.attention import Attention
+from hybrid.layers.gated_delta import GatedDelta
 from hybrid.layers.mamba2 import Mamba2
 from hybrid.layers.mlp import MLP
 from hybrid.layers.moe import MoE
 from hybrid.layers.part import Part
+from hybrid.layers.rg_lru import RGLRU
 from hybrid.layers.short_conv import ShortConv
 
 _PARTS: dict[type, type] = {
     AttentionSpec: Attention,
+    GatedDeltaSpec: GatedDelta,
     MLPSpec: MLP,
     Mamba2Spec: Mamba2,
     MoESpec: MoE,
+    RGLRUSpec: RGLRU,
     ShortConvSpec: ShortConv,
 }
 

@@ -6,6 +6,9 @@ from hybrid.checkpoint.families.granite import GRANITE
 from hybrid.checkpoint.families.lfm2 import LFM2
 from hybrid.checkpoint.families.mamba2 import MAMBA2
 from hybrid.checkpoint.families.nemotron_h import NEMOTRON_H
+from hybrid.checkpoint.families.olmo_hybrid import OLMO_HYBRID
+from hybrid.checkpoint.families.qwen3 import QWEN3_5, QWEN3_NEXT
+from hybrid.checkpoint.families.recurrent_gemma import RECURRENT_GEMMA
 from hybrid.checkpoint.families.zamba2 import ZAMBA2
 from hybrid.checkpoint.family import Family
 
@@ -17,4 +20,8 @@ FAMILIES: tuple[Family, ...] = (
     NEMOTRON_H,
     ZAMBA2,
     LFM2,
+    QWEN3_NEXT,
+    QWEN3_5,
+    OLMO_HYBRID,
+    RECURRENT_GEMMA,
 )
