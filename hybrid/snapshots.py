@@ -19,6 +19,7 @@ import os
 import pathlib
 import shutil
 import uuid
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
@@ -114,8 +115,10 @@ class OrbaxSnapshotStore:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._writer = uuid.uuid4().hex[:12]
         self._count = 0
-        self._lock = self._lock_path(self._writer).open("w")
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        lock = self.directory / f"writer-{self._writer}.lock"
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        self._release = weakref.finalize(self, _release, descriptor, lock)
         self._remove_leftovers()
 
     def new_name(self, first_block: bytes) -> str:
@@ -209,12 +212,7 @@ class OrbaxSnapshotStore:
 
     def close(self) -> None:
         """Let go of the writer's lock."""
-        if not self._lock.closed:
-            self._lock_path(self._writer).unlink(missing_ok=True)
-            self._lock.close()
-
-    def _lock_path(self, writer: str) -> pathlib.Path:
-        return self.directory / f"writer-{writer}.lock"
+        self._release()
 
     def _check_room(self, num_bytes: int) -> None:
         free = shutil.disk_usage(self.directory).free
@@ -268,6 +266,11 @@ class OrbaxSnapshotStore:
         except OSError:
             return False
         return True
+
+
+def _release(descriptor: int, lock: pathlib.Path) -> None:
+    lock.unlink(missing_ok=True)
+    os.close(descriptor)
 
 
 def pack(tree: Any) -> Arrays:
