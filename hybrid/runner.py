@@ -280,8 +280,11 @@ class ModelRunner:
             )
         if snapshot is not None:
             check_states(snapshot, self.snapshot_shapes, "prefill entry")
-            # A private copy: the workspace is donated, the snapshot belongs to the cache.
-            placed = jax.tree.map(lambda x: jnp.array(x, copy=True), snapshot)
+            # A private copy: the workspace is donated, the snapshot belongs to the cache. It is
+            # committed to the device like everything else here: an executable is cached by that.
+            placed = jax.tree.map(
+                lambda x: jnp.array(x, copy=True), jax.device_put(snapshot, self.device)
+            )
             workspace = dataclasses.replace(
                 workspace, states=_with_recurrent(workspace.states, placed)
             )
