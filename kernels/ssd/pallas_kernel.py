@@ -5,7 +5,6 @@ output, whose block stays in place while the tile index advances; so nothing of 
 exists.
 """
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -13,27 +12,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from kernels.decay import LogDecay, decay_between, decay_so_far, split_log_decay
+from kernels.decay import LogDecay, decay_between, decay_so_far
+from kernels.in_kernel import KernelShape, square, sums_along, sums_down, turn
 from kernels.scan import advance
 
 _HIGHEST = lax.Precision.HIGHEST
-
-
-@dataclasses.dataclass(frozen=True)
-class KernelShape:
-    """What the body needs to know of its blocks.
-
-    Attributes:
-        chunk: rows a chunk.
-        chunks_per_tile: chunks in one block of rows.
-        num_tiles: blocks of rows; more than one only where the grid's last axis runs in order.
-        slots: captures a row.
-    """
-
-    chunk: int
-    chunks_per_tile: int
-    num_tiles: int
-    slots: int
 
 
 class Chunk(NamedTuple):
@@ -112,8 +95,8 @@ def first_rows(chunk: Chunk, count: jax.Array) -> Chunk:
 
 def state_after(state_PN: jax.Array, chunk: Chunk) -> jax.Array:
     """The state after a chunk, from the one before it."""
-    sums_C1, last_11 = _sums_down(chunk.log_decay_1C)
-    weight_C1 = decay_between(last_11, sums_C1) * _turn(chunk.dt_1C)
+    sums_C1, last_11 = sums_down(chunk.log_decay_1C)
+    weight_C1 = decay_between(last_11, sums_C1) * turn(chunk.dt_1C)
     increment_PN = lax.dot_general(
         chunk.x_CP.astype(jnp.float32) * weight_C1,
         chunk.B_CN.astype(jnp.float32),
@@ -128,9 +111,9 @@ def outputs(state_PN: jax.Array, chunk: Chunk) -> jax.Array:
     """y of a chunk's rows, fp32, from the state before it."""
     dtype = chunk.x_CP.dtype
     precision = _HIGHEST if dtype == jnp.float32 else lax.Precision.DEFAULT
-    sums_C1, _ = _sums_down(chunk.log_decay_1C)
-    sums_1C = _sums_along(chunk.log_decay_1C)
-    down, along = _square(chunk.x_CP.shape[0])
+    sums_C1, _ = sums_down(chunk.log_decay_1C)
+    sums_1C = sums_along(chunk.log_decay_1C)
+    down, along = square(chunk.x_CP.shape[0])
     causal_CC = down >= along
     masked = LogDecay(
         jnp.where(causal_CC, sums_C1.high - sums_1C.high, -jnp.inf), sums_C1.low - sums_1C.low
@@ -158,31 +141,3 @@ def outputs(state_PN: jax.Array, chunk: Chunk) -> jax.Array:
         preferred_element_type=jnp.float32,
     )
     return advance(before_CP, (decay_so_far(sums_C1), inside_CP))
-
-
-def _square(size: int) -> tuple[jax.Array, jax.Array]:
-    """Row and column numbers of a square."""
-    down, along = (lax.broadcasted_iota(jnp.int32, (size, size), axis) for axis in (0, 1))
-    return down, along
-
-
-def _turn(values_1C: jax.Array) -> jax.Array:
-    """A row of values as a column, by a masked sum: every backend has that."""
-    down, along = _square(values_1C.shape[1])
-    return jnp.sum(jnp.where(down == along, values_1C, 0.0), axis=1, keepdims=True)
-
-
-def _sums_down(log_decay_1C: jax.Array) -> tuple[LogDecay, LogDecay]:
-    """Running sums as a column, and the sum of all."""
-    down, along = _square(log_decay_1C.shape[1])
-    parts = split_log_decay(log_decay_1C)
-    sums = [jnp.sum(jnp.where(along <= down, part, 0.0), 1, keepdims=True) for part in parts]
-    return LogDecay(*sums), LogDecay(*(jnp.sum(part, 1, keepdims=True) for part in parts))
-
-
-def _sums_along(log_decay_1C: jax.Array) -> LogDecay:
-    """Running sums as a row."""
-    down, along = _square(log_decay_1C.shape[1])
-    parts = (_turn(part) for part in split_log_decay(log_decay_1C))
-    sums = [jnp.sum(jnp.where(down <= along, part, 0.0), 0, keepdims=True) for part in parts]
-    return LogDecay(*sums)
