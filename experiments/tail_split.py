@@ -181,6 +181,22 @@ def summarise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
+def headline(rows: list[dict[str, Any]]) -> str:
+    """The run in one line.
+
+    Args:
+        rows: of metrics.jsonl.
+
+    Returns:
+        What each mode computed again, and how many times faster than cold it was.
+    """
+    return "; ".join(
+        f"{row['mode']} computes {row['recomputed']:,}, {row['ratio']:,.3g}x faster than cold "
+        f"(FLOPs allow {row['ratio_of_flops']:,.3g}x)"
+        for row in summarise(rows)
+    )
+
+
 def report(run: RunFolder) -> None:
     """Write summary.csv and print the table.
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments import ablate_interval, tail_split
-from experiments.errors import run_main
+from experiments import ablate_interval, run_table, tail_split
+from experiments.errors import UserError, run_main
 from experiments.run_folder import read_config, read_rows
 
 SHARED = Path(os.environ.get("WAYPOINT_SHARED", Path(__file__).parents[3] / "shared")) / "traces"
@@ -83,6 +83,17 @@ def test_a_sweep_that_was_cut_off_goes_on_and_a_finished_one_runs_nothing(run, s
 
     monkeypatch.setattr(ablate_interval.Sweep, "build", None)
     run(ablate_interval, swept)
+
+
+def test_a_run_makes_a_row_of_the_run_table(swept, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["run_table", str(swept)])
+    run_table.main()
+    (row,) = capsys.readouterr().out.splitlines()
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[1] == "`ablate_interval --quick`"
+    assert "in_pass at interval 4 computes" in cells[-1]
+    with pytest.raises(UserError, match="is no run folder"):
+        run_table.row(tmp_path)
 
 
 def test_another_workload_in_the_same_folder_is_refused(run, swept, capsys):
