@@ -10,6 +10,7 @@ from kernels.checks import (
     check_same_dtype,
 )
 from kernels.gated_delta.reference import gated_delta_reference, gated_delta_token
+from kernels.gated_delta.vjp import gated_delta_pallas_with_gradient
 from kernels.gated_delta.xla import gated_delta_xla
 from kernels.scan import ScanResult, scan_bounds
 
@@ -85,7 +86,8 @@ def gated_delta_scan(
     if implementation == "reference":
         return gated_delta_reference(q, k, v, g, beta, scale, state, bounds)
     if implementation == "pallas":
-        raise ValueError(f"{op}: no kernel yet, expected implementation 'xla'")
+        inputs = (q, k, v, g, beta)
+        return gated_delta_pallas_with_gradient(scale, chunk, inputs, state, bounds)
     return gated_delta_xla(q, k, v, g, beta, scale, state, bounds, chunk)
 
 

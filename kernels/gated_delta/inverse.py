@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from kernels.in_kernel import square
+
 BASE = 8
 """Rows of the smallest blocks, inverted by forward substitution."""
 
@@ -39,6 +41,29 @@ def unit_lower_inverse(lower: Float[Array, "... C C"]) -> Float[Array, "... C C"
         blocks = jnp.concatenate([top, bottom], axis=-2)
         width *= 2
     return blocks[..., 0, :, :]
+
+
+def unit_lower_inverse_whole(lower: Float[Array, "C C"]) -> Float[Array, "C C"]:
+    """Invert I + lower as :func:`unit_lower_inverse` does, in products of whole matrices.
+
+    More arithmetic, but neither slices nor joins: what a kernel can do on every backend. From
+    blocks of one row up, with M the squares under the diagonal blocks of a width: T <- T - T (L M)
+    T.
+    """
+    size = lower.shape[-1]
+    down, along = square(size)
+    inverse = jnp.where(down == along, 1.0, 0.0)
+    width = 1
+    while width < size:
+        same_pair = down // (2 * width) == along // (2 * width)
+        below = same_pair & (down // width > along // width)
+        corners = jnp.where(below, lower, 0.0)
+        if width == 1:
+            inverse = inverse - corners
+        else:
+            inverse = inverse - _product(inverse, _product(corners, inverse))
+        width *= 2
+    return inverse
 
 
 def _diagonal_blocks(lower: Array, step: int, below: int) -> Array:

@@ -62,5 +62,4 @@ GATED_DELTA = ScanOp(
     state_shape=_state_shape,
     call=_call,
     fixed_dtypes={"g": "float32", "beta": "float32"},
-    implementations=("reference", "xla"),
 )

@@ -1,6 +1,7 @@
 """Lowering for machines that are not here, and reading what was lowered."""
 
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,7 +23,12 @@ def lowered_text(platform: str, kind: str, function: Callable[..., Any], *argume
         platform="gpu" if platform == "cuda" else platform,
     )
     checks = [export.DisabledSafetyCheck.custom_call(name) for name in KERNEL_TARGETS[1:]]
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
+    with (
+        warnings.catch_warnings(),
+        jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)),
+    ):
+        # From jax 0.11 on; the Mosaic GPU launchers are its successors.
+        warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated")
         exported = export.export(jax.jit(function), platforms=[platform], disabled_checks=checks)(
             *arguments
         )

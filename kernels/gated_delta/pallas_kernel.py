@@ -1,0 +1,154 @@
+"""The gated delta kernel body: one (batch row, head, block of values), a loop over chunks.
+
+The columns of the state belong to one value each and never meet, so blocks of values are
+independent; each solves the chunk's triangular system again. State, tiles and captures as in
+kernels.ssd.pallas_kernel; a capture takes the first rows of what the chunk has written already.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from kernels.decay import LogDecay, decay_between, decay_so_far
+from kernels.gated_delta.inverse import unit_lower_inverse_whole
+from kernels.in_kernel import KernelShape, square, sums_along, sums_down, turn
+from kernels.scan import advance
+
+_HIGHEST = lax.Precision.HIGHEST
+
+
+class Chunk(NamedTuple):
+    """One chunk's rows; log-decays and write strengths lie along the lanes."""
+
+    q_CK: jax.Array
+    k_CK: jax.Array
+    v_CV: jax.Array
+    g_1C: jax.Array
+    beta_1C: jax.Array
+
+
+def kernel(shape: KernelShape, scale: float, *refs: Any) -> None:
+    """Refs: [offsets,] q, k, v, g, beta, initial state | y, final state [, captured]."""
+    offsets_ref = refs[0] if shape.slots else None
+    inputs = refs[1 if shape.slots else 0 :]
+    q_ref, k_ref, v_ref, g_ref, beta_ref, initial_ref, y_ref, final_ref = inputs[:8]
+    captured_ref = inputs[8] if shape.slots else None
+    row = pl.program_id(0)
+    tile = pl.program_id(3) if shape.num_tiles > 1 else 0
+
+    def start() -> None:
+        final_ref[0, 0] = initial_ref[0, 0]
+        if captured_ref is not None:
+
+            def clear(slot: jax.Array, _: None) -> None:
+                captured_ref[0, 0, slot] = jnp.zeros(captured_ref.shape[3:], jnp.float32)
+
+            lax.fori_loop(0, shape.slots, clear, None)
+
+    if shape.num_tiles > 1:
+        pl.when(tile == 0)(start)
+    else:
+        start()
+
+    def step(index: jax.Array, state_KV: jax.Array) -> jax.Array:
+        rows = pl.ds(index * shape.chunk, shape.chunk)
+        chunk = Chunk(
+            q_ref[0, 0, rows, :],
+            k_ref[0, 0, rows, :],
+            v_ref[0, 0, rows, :],
+            g_ref[0, 0, pl.ds(index, 1), :],
+            beta_ref[0, 0, pl.ds(index, 1), :],
+        )
+        decay_CC = decays(chunk)
+        write_CV = writes(state_KV, chunk, decay_CC)
+        y_CV = outputs(state_KV, chunk, decay_CC, write_CV) * scale
+        y_ref[0, 0, rows, :] = y_CV.astype(y_ref.dtype)
+        if captured_ref is not None and offsets_ref is not None:
+            first = (tile * shape.chunks_per_tile + index) * shape.chunk
+
+            def capture(slot: jax.Array, _: None) -> None:
+                count = offsets_ref[row, slot] - first
+
+                @pl.when((count > 0) & (count <= shape.chunk))
+                def _store() -> None:
+                    captured_ref[0, 0, slot] = state_after(state_KV, chunk, write_CV, count)
+
+            lax.fori_loop(0, shape.slots, capture, None)
+        return state_after(state_KV, chunk, write_CV, shape.chunk)
+
+    final_ref[0, 0] = lax.fori_loop(0, shape.chunks_per_tile, step, final_ref[0, 0])
+
+
+def decays(chunk: Chunk) -> jax.Array:
+    """Decay from each column's row to each row; zero above the diagonal."""
+    sums_C1, _ = sums_down(chunk.g_1C)
+    sums_1C = sums_along(chunk.g_1C)
+    down, along = square(chunk.g_1C.shape[1])
+    high_CC = jnp.where(down >= along, sums_C1.high - sums_1C.high, -jnp.inf)
+    return decay_so_far(LogDecay(high_CC, sums_C1.low - sums_1C.low))
+
+
+def writes(state_KV: jax.Array, chunk: Chunk, decay_CC: jax.Array) -> jax.Array:
+    """The value that each row writes at its key, fp32."""
+    beta_C1 = turn(chunk.beta_1C)
+    down, along = square(decay_CC.shape[0])
+    scores_CC = _scores(chunk.k_CK, chunk.k_CK)
+    lower_CC = jnp.where(down > along, scores_CC * decay_CC * beta_C1, 0.0)
+    so_far_C1 = decay_so_far(sums_down(chunk.g_1C)[0])
+    found_CV = _product(chunk.k_CK.astype(jnp.float32), state_KV)
+    wanted_CV = beta_C1 * (chunk.v_CV.astype(jnp.float32) - so_far_C1 * found_CV)
+    return _product(unit_lower_inverse_whole(lower_CC), wanted_CV)
+
+
+def outputs(
+    state_KV: jax.Array, chunk: Chunk, decay_CC: jax.Array, write_CV: jax.Array
+) -> jax.Array:
+    """y of a chunk's rows without the scale, fp32, from the state before it."""
+    dtype = chunk.v_CV.dtype
+    mix_CC = _scores(chunk.q_CK, chunk.k_CK) * decay_CC
+    inside_CV = _product(mix_CC.astype(dtype), write_CV.astype(dtype))
+    before_CV = _product(chunk.q_CK.astype(jnp.float32), state_KV)
+    return advance(before_CV, (decay_so_far(sums_down(chunk.g_1C)[0]), inside_CV))
+
+
+def state_after(
+    state_KV: jax.Array, chunk: Chunk, write_CV: jax.Array, count: jax.Array | int
+) -> jax.Array:
+    """The state after the first `count` rows of a chunk, from the one before it."""
+    size = chunk.g_1C.shape[1]
+    along_1C = lax.broadcasted_iota(jnp.int32, (1, size), 1)
+    down_C1 = lax.broadcasted_iota(jnp.int32, (size, 1), 0)
+    sums_C1, _ = sums_down(chunk.g_1C)
+    _, last_11 = sums_down(jnp.where(along_1C < count, chunk.g_1C, 0.0))
+    masked_C1 = LogDecay(jnp.where(down_C1 < count, last_11.high, -jnp.inf), last_11.low)
+    kept_C1 = decay_between(masked_C1, sums_C1)
+    increment_KV = lax.dot_general(
+        chunk.k_CK.astype(jnp.float32),
+        kept_C1 * write_CV,
+        (((0,), (0,)), ((), ())),
+        precision=_HIGHEST,
+        preferred_element_type=jnp.float32,
+    )
+    return advance(state_KV, (decay_so_far(last_11), increment_KV))
+
+
+def _scores(left_CK: jax.Array, right_CK: jax.Array) -> jax.Array:
+    """Inner products of rows, fp32."""
+    return _dot(left_CK, right_CK, 1)
+
+
+def _product(left: jax.Array, right: jax.Array) -> jax.Array:
+    return _dot(left, right, 0)
+
+
+def _dot(left: jax.Array, right: jax.Array, right_axis: int) -> jax.Array:
+    return lax.dot_general(
+        left,
+        right,
+        (((1,), (right_axis,)), ((), ())),
+        precision=_HIGHEST if left.dtype == jnp.float32 else lax.Precision.DEFAULT,
+        preferred_element_type=jnp.float32,
+    )
