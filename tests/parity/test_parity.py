@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from hybrid import load_pretrained
+from hybrid import Engine, load_pretrained
 from hybrid.config import Compute
 from hybrid.runner import ModelRunner, RunnerConfig
 from hybrid.state import KVState
@@ -40,13 +40,15 @@ SHARED_NAMES = (
 )
 LOGITS, STATES, TILE = 2e-5, 1e-5, 16
 
+COMMITTED_FOLDERS = sorted(COMMITTED.glob("*"))
 FOLDERS = [
-    *(pytest.param(path, id=path.name) for path in sorted(COMMITTED.glob("*"))),
+    *(pytest.param(path, id=path.name) for path in COMMITTED_FOLDERS),
     *(
         pytest.param(SHARED / name, id=f"shared-{name}", marks=pytest.mark.slow)
         for name in SHARED_NAMES
     ),
 ]
+UNUSUAL_STATES = ("lfm2", "zamba2")  # no scan state; two uses of one attention
 per_folder = pytest.mark.parametrize("folder", FOLDERS)
 
 
@@ -74,6 +76,11 @@ class Golden:
             self.model.config, self.model.compute, shapes, params=nnx.state(self.model)
         )
         self.head = jax.jit(lambda params, x: nnx.merge(self.runner.graphdef, params).head(x))
+        # Unoptimised code compiles in half the time and computes the same function.
+        self.forward = jax.jit(
+            lambda params, tokens: nnx.merge(self.runner.graphdef, params)(tokens),
+            compiler_options={"xla_backend_optimization_level": 0},
+        )
         self.cold = self.prefill(0, None, None)
         self.kv = self.cold["kv"]
 
@@ -161,12 +168,7 @@ def worst(found, expected) -> float:
 @per_folder
 def test_static_forward_gives_their_logits(folder):
     g = golden(folder)
-    # Unoptimised code compiles in half the time and computes the same function.
-    forward = jax.jit(
-        lambda params, tokens: nnx.merge(g.runner.graphdef, params)(tokens),
-        compiler_options={"xla_backend_optimization_level": 0},
-    )
-    logits = forward(g.runner.params, g.tokens[None])
+    logits = g.forward(g.runner.params, g.tokens[None])
     assert worst(np.asarray(logits[0]), g.data["logits"]) <= g.logits_tolerance
 
 
@@ -218,3 +220,34 @@ def test_states_that_no_golden_holds_match_the_token_loop(folder):
         )
         for ours, theirs in pairs:
             assert worst(ours, theirs) <= STATES * np.abs(theirs).max()
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        pytest.param(
+            path, id=path.name, marks=() if path.name in UNUSUAL_STATES else pytest.mark.slow
+        )
+        for path in COMMITTED_FOLDERS
+    ],
+)
+def test_engine_continues_as_the_model_does_cold_warm_and_from_disk(folder, tmp_path):
+    g, new_tokens = golden(folder), 7
+    prompt = g.tokens[: g.total - new_tokens]
+    everywhere = {"mode": "in_pass", "interval": 1, "directory": tmp_path}
+    with Engine(g.runner, **everywhere) as engine:
+        cold = engine.generate(prompt, new_tokens)
+        warm = engine.generate(prompt, new_tokens)
+        engine.flush()
+    with Engine(g.runner, **everywhere) as fresh:
+        stored = fresh.generate(prompt, new_tokens)
+    assert cold.report.restored == 0
+    deepest = (len(prompt) - 1) // TILE * TILE
+    assert warm.report.restored == stored.report.restored == deepest
+    np.testing.assert_array_equal(warm.tokens, cold.tokens)
+    np.testing.assert_array_equal(stored.tokens, cold.tokens)
+    # Each token is the best one, or as good as the best, after those before it.
+    whole = np.concatenate([prompt, cold.tokens])
+    logits = np.asarray(g.forward(g.runner.params, whole[None]))[0, len(prompt) - 1 : -1]
+    drawn = logits[np.arange(new_tokens), cold.tokens]
+    assert (logits.max(axis=1) - drawn).max() <= LOGITS
