@@ -18,6 +18,7 @@ import logging
 import os
 import pathlib
 import shutil
+import threading
 import uuid
 import weakref
 from collections.abc import Iterator, Mapping
@@ -32,6 +33,10 @@ from hybrid.manifest import FAMILY_CHARS, ArrayEntry, Manifest, SaveError
 from planner.report import Reason
 
 _MARGIN_BYTES = 1 << 20  # left free on the disk beside what a save needs
+
+# Orbax 0.12.8 numbers its operations in one counter a process: a load during a save in another
+# thread makes that save miss the signal that its directories exist, and fail or write elsewhere.
+_orbax_lock = threading.Lock()
 
 _log = logging.getLogger(__name__)
 
@@ -150,7 +155,8 @@ class OrbaxSnapshotStore:
             tree["kv"] = kv
         path = self.directory / manifest.save
         try:
-            ocp.save_async(path, tree).result()
+            with _orbax_lock:
+                ocp.save_async(path, tree).result()
             self._publish(manifest)
         except BaseException:
             shutil.rmtree(path, ignore_errors=True)
@@ -182,7 +188,7 @@ class OrbaxSnapshotStore:
         }
         context = ocp.Context()
         context.pytree.loading.partial_load = True
-        with context:
+        with _orbax_lock, context:
             loaded: dict[str, Arrays] = ocp.load(self.directory / save, target) if target else {}
         for group, entries in wanted.items():
             for name, entry in entries.items():

@@ -233,7 +233,9 @@ def test_damaged_save_is_a_miss(later, observer, tmp_path, damage):
         engine.flush()
         assert engine.generate(prompt, 2).report.restored == 96
         engine.close()
-        assert later(directory).generate(prompt, 2).report.restored == 96  # it was saved anew
+        engine = later(directory)  # it was saved anew, and the damaged save is gone
+        assert engine.generate(prompt, 2).report.restored == 96
+        assert engine.disk.stats.unusable_saves == {}
     assert len(reasons) - reasons.count(Reason.HIT) >= 3
 
 

@@ -1,5 +1,6 @@
 """The store of saves: what comes back is what was put, or an error; half a save is never seen."""
 
+import concurrent.futures
 import dataclasses
 import errno
 import gc
@@ -364,3 +365,17 @@ def test_unfinished_save_of_a_living_writer_stays(tmp_path):
     writer.close()
     OrbaxSnapshotStore(tmp_path).close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_loads_during_saves(tmp_path):
+    """A request reads one save while the worker writes the next; neither disturbs the other."""
+    store = OrbaxSnapshotStore(tmp_path)
+    save = save_of(store)
+    manifest = store.put(save)
+    with concurrent.futures.ThreadPoolExecutor(1) as worker:
+        written = [worker.submit(store.put, save_of(store, (8, 16, 24))) for _ in range(25)]
+        while not written[-1].done():
+            check_save(store, manifest, save)
+    for future in written:
+        check_save(store, future.result(), save_of(store, (8, 16, 24)))
+    store.close()
