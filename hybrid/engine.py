@@ -159,6 +159,7 @@ class Engine:
         seed: int = 0,
         reuse: bool = True,
         boundaries: Sequence[int] = (),
+        previous_totals: Sequence[int] = (),
     ) -> Completion:
         """Continue a prompt.
 
@@ -169,6 +170,7 @@ class Engine:
             seed: of the draws, 0..2**32 - 1.
             reuse: whether the request may restore; what it computes is kept either way.
             boundaries: positions where messages start, for placements that look at them.
+            previous_totals: lengths of the conversation's earlier prompts, likewise.
 
         Returns:
             The continuation and the report.
@@ -181,7 +183,13 @@ class Engine:
         _check_draws(temperature, seed)
         keys = self.cache.interner.keys(prompt)
         session = self.cache.session
-        admission = session.begin(keys, len(prompt), reuse=reuse, boundaries=boundaries)
+        admission = session.begin(
+            keys,
+            len(prompt),
+            reuse=reuse,
+            boundaries=boundaries,
+            previous_totals=previous_totals,
+        )
         try:
             admission, source = self._locate(prompt, admission, reuse)
             result = self._prefill(prompt, admission, source)
