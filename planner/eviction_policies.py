@@ -1,0 +1,219 @@
+"""Published eviction policies, by name, over the interface of `planner.eviction`.
+
+They differ in how they rank snapshots; blocks go least recently used first under all of them. Where
+one budget covers both kinds, the older of the two front runners goes.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.costs import CostModel, prefill_flops
+from planner.eviction import Candidate, EvictionPolicy, LeastRecentlyUsed
+from planner.radix_tree import Node, Snapshot
+
+
+class RankedSnapshots(EvictionPolicy):
+    """Ranks all snapshots anew at every pick, for scores that change without the candidate.
+
+    A pick costs a few numpy calls over the snapshots held; ties go to the lowest id.
+    """
+
+    tracks_gaps = True
+
+    def __init__(self) -> None:
+        """Start without candidates."""
+        self._blocks = LeastRecentlyUsed()
+        self._place: dict[int, int] = {}
+        self._held: list[Snapshot] = []
+        self._columns = np.empty((3, 64))
+
+    @abstractmethod
+    def value(self, snapshot: Snapshot) -> float:
+        """What the snapshot is worth now, apart from when it was used."""
+
+    @abstractmethod
+    def scores(self, last_use: np.ndarray, value: np.ndarray) -> np.ndarray:
+        """The order: the smallest goes first.
+
+        Args:
+            last_use: float64 [snapshots], clock of the last use.
+            value: float64 [snapshots], see `value`.
+
+        Returns:
+            float64 [snapshots].
+        """
+
+    def update(self, candidate: Candidate) -> None:
+        """Enter a candidate, or note its values of now."""
+        if isinstance(candidate, Node):
+            self._blocks.update(candidate)
+            return
+        place = self._place.setdefault(candidate.id, len(self._held))
+        if place == len(self._held):
+            self._held.append(candidate)
+            if len(self._held) > self._columns.shape[1]:
+                self._columns = np.concatenate([self._columns, np.empty_like(self._columns)], 1)
+        self._columns[:, place] = candidate.last_use, self.value(candidate), candidate.id
+
+    def discard(self, candidate: Candidate) -> None:
+        """Forget a candidate; the last one takes its place."""
+        if isinstance(candidate, Node):
+            self._blocks.discard(candidate)
+            return
+        place = self._place.pop(candidate.id, None)
+        if place is None:
+            return
+        last = self._held.pop()
+        if place < len(self._held):
+            self._held[place] = last
+            self._place[last.id] = place
+            self._columns[:, place] = self._columns[:, len(self._held)]
+
+    def pick(self, kind: str | None) -> Candidate | None:
+        """The next to go."""
+        blocks = self._blocks.pick("kv") if kind != "snapshot" else None
+        snapshot = self._lowest() if kind != "kv" else None
+        if blocks is None or snapshot is None:
+            return blocks or snapshot
+        return blocks if blocks.last_use <= snapshot.last_use else snapshot
+
+    def _lowest(self) -> Snapshot | None:
+        if not self._held:
+            return None
+        last_use, value, ids = self._columns[:, : len(self._held)]
+        scores = self.scores(last_use, value)
+        lowest = np.flatnonzero(scores == scores.min())
+        return self._held[int(lowest[ids[lowest].argmin()])]
+
+
+def _normalised(x: np.ndarray) -> np.ndarray:
+    """Scaled to 0..1; zeros where all are equal."""
+    low, high = x.min(), x.max()
+    return (x - low) / (high - low) if high > low else np.zeros_like(x)
+
+
+class FlopAware(RankedSnapshots):
+    """Recency plus `alpha` times the FLOPs that a restore saves per byte, both scaled to 0..1.
+
+    The FLOPs are those between the nearest state above and this one: what is lost with it. The
+    system tunes alpha on a replay of its recent past; here it is fixed.
+
+    Source: Pan et al., "Marconi: Prefix Caching for the Era of Hybrid LLMs", 2024, section 4.2.
+    """
+
+    name = "flop_aware"
+
+    def __init__(self, costs: CostModel, alpha: float = 1.0) -> None:
+        """Rank by the costs of a model.
+
+        Args:
+            costs: FLOPs by position.
+            alpha: weight of the FLOPs against recency.
+        """
+        super().__init__()
+        self._costs, self._alpha = costs, alpha
+
+    def value(self, snapshot: Snapshot) -> float:
+        """FLOPs per byte."""
+        start = snapshot.position - snapshot.gap_tokens
+        return prefill_flops(self._costs, start, snapshot.position) / max(snapshot.num_bytes, 1)
+
+    def scores(self, last_use: np.ndarray, value: np.ndarray) -> np.ndarray:
+        """Recency plus weighted FLOPs per byte."""
+        return _normalised(last_use) + self._alpha * _normalised(value)
+
+
+class SegmentLength(RankedSnapshots):
+    """Recency plus the tokens to the nearest remaining state above, both scaled to 0..1.
+
+    Source: the segment-length score of hybrid prefix caches that follow Marconi: what a miss would
+    replay, in tokens instead of FLOPs.
+    """
+
+    name = "segment_length"
+
+    def value(self, snapshot: Snapshot) -> float:
+        """Tokens that would be replayed."""
+        return snapshot.gap_tokens
+
+    def scores(self, last_use: np.ndarray, value: np.ndarray) -> np.ndarray:
+        """Recency plus length."""
+        return _normalised(last_use) + _normalised(value)
+
+
+class CoverageThinning(RankedSnapshots):
+    """Drops the snapshot whose loss costs least replay, whenever it was used; ties by age.
+
+    Source: thinning of checkpoint sets to even coverage, as in Griewank and Walther's checkpoint
+    schedules ("revolve", 2000), applied to paths of a prefix tree.
+    """
+
+    name = "coverage"
+
+    def value(self, snapshot: Snapshot) -> float:
+        """Tokens that would be replayed."""
+        return snapshot.gap_tokens
+
+    def scores(self, last_use: np.ndarray, value: np.ndarray) -> np.ndarray:
+        """Length first; recency, below one token, breaks ties."""
+        return value + 0.5 * _normalised(last_use)
+
+
+class SupersededFirst(RankedSnapshots):
+    """Least recently used, but what a deeper snapshot on its only path has superseded goes first.
+
+    A conversation's earlier tails go before its last one, and so does a state that no held branch
+    needs; among the rest it is LRU, so a hot prefix keeps the one state that serves its branches.
+    """
+
+    name = "superseded_first"
+
+    def value(self, snapshot: Snapshot) -> float:
+        """0 if superseded, else 1."""
+        return 0.0 if snapshot.superseded else 1.0
+
+    def scores(self, last_use: np.ndarray, value: np.ndarray) -> np.ndarray:
+        """Superseded ones first, each group by age."""
+        return value + 0.5 * _normalised(last_use)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyNeeds:
+    """What a policy may need to know when it is made.
+
+    Attributes:
+        costs: of the model.
+    """
+
+    costs: CostModel
+
+
+EVICTIONS: dict[str, Callable[[PolicyNeeds], EvictionPolicy]] = {
+    LeastRecentlyUsed.name: lambda needs: LeastRecentlyUsed(),
+    FlopAware.name: lambda needs: FlopAware(needs.costs),
+    SegmentLength.name: lambda needs: SegmentLength(),
+    CoverageThinning.name: lambda needs: CoverageThinning(),
+    SupersededFirst.name: lambda needs: SupersededFirst(),
+}
+
+
+def make_eviction(name: str, costs: CostModel) -> EvictionPolicy:
+    """A fresh policy object for one index.
+
+    Args:
+        name: see `EVICTIONS`.
+        costs: of the model, for policies that weigh FLOPs.
+
+    Returns:
+        The policy.
+
+    Raises:
+        ValueError: an unknown name; the message lists those that exist.
+    """
+    if name not in EVICTIONS:
+        known = ", ".join(sorted(EVICTIONS))
+        raise ValueError(f"eviction must be one of {known}, got {name!r}")
+    return EVICTIONS[name](PolicyNeeds(costs))
