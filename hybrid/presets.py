@@ -1,7 +1,9 @@
-"""Named configurations: one for tests, one sized for a CPU; published sizes come with the
-checkpoint families."""
+"""Named configurations: one for tests, one sized for a CPU, and the published sizes."""
+
+import dataclasses
 
 from hybrid.config import AttentionSpec, Branch, HybridConfig, Mamba2Spec, MLPSpec, PartSpec
+from hybrid.published import PUBLISHED, published
 
 
 def _bamba_like(
@@ -43,12 +45,19 @@ def _default() -> HybridConfig:
 PRESETS = {"tiny": _tiny, "default": _default}
 
 
+def preset_names() -> list[str]:
+    """All presets, ours first."""
+    return [*PRESETS, *PUBLISHED]
+
+
 def preset(name: str) -> HybridConfig:
     """The configuration called `name`.
 
     Raises:
         ValueError: no preset has that name; the message lists those that exist.
     """
-    if name not in PRESETS:
-        raise ValueError(f"unknown preset {name!r}; expected one of {', '.join(sorted(PRESETS))}")
-    return PRESETS[name]()
+    if name in PRESETS:
+        return PRESETS[name]()
+    if name in PUBLISHED:
+        return dataclasses.replace(published(name), name=name)
+    raise ValueError(f"unknown preset {name!r}; expected one of {', '.join(preset_names())}")
