@@ -24,7 +24,7 @@ from hybrid.runner import ModelRunner
 
 FORMAT_VERSION = 1
 
-_CODE = ("config.py", "layers", "model.py", "prefill.py", "state.py")
+_CODE = ("config.py", "layers", "model.py", "prefill.py", "specs.py", "state.py")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -42,18 +42,9 @@ def check_payloads(engine):
     assert limit is None or index.used_bytes <= limit
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@settings(max_examples=25)
-@given(
-    prompts=requests,
-    mode=st.sampled_from(EXACT_MODES),
-    interval=st.integers(0, 6),
-    budgets=st.tuples(st.integers(20, 300), st.integers(20, 300)),
-    cache_kb=st.sampled_from([None, 40, 90, 200]),
-)
-def test_warm_equals_cold(make_runner, observer, dtype, prompts, mode, interval, budgets, cache_kb):
+def check_requests(runner, observer, prompts, mode, interval, budgets, cache_kb):
     engine = observer.engine(
-        make_runner(dtype),
+        runner,
         mode=mode,
         interval=interval,
         first_budget=budgets[0],
@@ -71,6 +62,31 @@ def test_warm_equals_cold(make_runner, observer, dtype, prompts, mode, interval,
         assert report.captured == len(engine.seen["snapshots"])
         assert report.time_to_first_token_s > 0
         check_payloads(engine)
+
+
+drawn = given(
+    prompts=requests,
+    mode=st.sampled_from(EXACT_MODES),
+    interval=st.integers(0, 6),
+    budgets=st.tuples(st.integers(20, 300), st.integers(20, 300)),
+    cache_kb=st.sampled_from([None, 40, 90, 200]),
+)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@settings(max_examples=12)
+@drawn
+def test_warm_equals_cold(make_runner, observer, dtype, **request):
+    check_requests(make_runner(dtype), observer, **request)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("implementation", ["xla", "pallas"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@settings(max_examples=100)
+@drawn
+def test_warm_equals_cold_at_length(make_runner, observer, dtype, implementation, **request):
+    check_requests(make_runner(dtype, implementation), observer, **request)
 
 
 @pytest.mark.parametrize("mode", [mode for mode in EXACT_MODES if mode != "off"])

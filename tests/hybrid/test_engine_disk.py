@@ -103,16 +103,7 @@ prompts = st.lists(
 )
 
 
-@settings(max_examples=10)
-@given(
-    before=prompts,
-    after=prompts,
-    interval=st.integers(0, 4),
-    cache_kb=st.sampled_from([None, 60]),
-)
-def test_restores_are_exact(
-    tmp_path_factory, make_runner, observer, before, after, interval, cache_kb
-):
+def check_stages(tmp_path_factory, runner, observer, before, after, interval, cache_kb):
     directory = tmp_path_factory.mktemp("saves")
     options = {
         "directory": directory,
@@ -121,7 +112,7 @@ def test_restores_are_exact(
         "cache_budget_bytes": None if cache_kb is None else cache_kb * 1000,
     }
     for stage in (before, [*before, *after]):
-        with observer.engine(make_runner(), **options) as engine:
+        with observer.engine(runner, **options) as engine:
             for prompt in stage:
                 completion = engine.generate(prompt, 2)
                 observer.check_exact(engine, completion, prompt)
@@ -131,7 +122,7 @@ def test_restores_are_exact(
                     index.used_snapshot_bytes,
                 )
     assert engine.disk.stats.unusable_saves == {}
-    with observer.engine(make_runner(), **options) as engine:
+    with observer.engine(runner, **options) as engine:
         for prompt in [*before, *after]:
             completion = engine.generate(prompt, 2)
             observer.check_exact(engine, completion, prompt)
@@ -139,6 +130,46 @@ def test_restores_are_exact(
                 completion.report.restored
                 >= (len(prompt) - 1) // BLOCK * BLOCK // TILE * TILE - TILE
             )
+
+
+drawn = given(
+    before=prompts,
+    after=prompts,
+    interval=st.integers(0, 4),
+    cache_kb=st.sampled_from([None, 60]),
+)
+
+
+@settings(max_examples=8)
+@drawn
+def test_restores_are_exact(tmp_path_factory, make_runner, observer, **stages):
+    check_stages(tmp_path_factory, make_runner(), observer, **stages)
+
+
+@pytest.mark.slow
+@settings(max_examples=60)
+@drawn
+def test_restores_are_exact_at_length(tmp_path_factory, make_runner, observer, **stages):
+    check_stages(tmp_path_factory, make_runner("bfloat16"), observer, **stages)
+
+
+def test_two_engines_share_a_directory(later, observer):
+    """Writers do not disturb each other, though both save the same prefix."""
+    first, second = later(), later()
+    prompt = tokens_of(27, 200)
+    first.generate(prompt[:150], 2)
+    second.generate(prompt[:170], 2)
+    first.generate(prompt, 2)
+    for engine in (first, second):
+        engine.close()
+        assert engine.disk.stats.saves > 0
+        assert engine.disk.stats.skipped_saves == 0
+    engine = later()
+    for length in (150, 170, 200):
+        completion = engine.generate(prompt[:length], 2)
+        assert completion.report.restored == (length - 1) // TILE * TILE
+        observer.check_exact(engine, completion, prompt[:length])
+    assert engine.disk.stats.unusable_saves == {}
 
 
 def test_disk_serves_what_memory_evicted(later, observer):

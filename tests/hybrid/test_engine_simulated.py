@@ -51,32 +51,17 @@ def trace_of(tokens):
     ]
 
 
-@pytest.mark.parametrize("grid", ["tile", "block"])
-@settings(max_examples=25)
-@given(
-    tokens=prompts,
-    mode=st.sampled_from(MODES),
-    placement=st.sampled_from(PLACEMENTS),
-    interval=st.integers(0, 5),
-    first_budget=st.integers(20, 260),
-    budget=st.integers(20, 260),
-    cache_kb=st.sampled_from([None, 40, 90, 200]),
-)
-def test_engine_does_what_the_simulator_says(
-    make_runner, grid, tokens, mode, placement, interval, first_budget, budget, cache_kb
-):
+def check_trace(runner, tokens, mode, placement, interval, first_budget, budget, cache_kb):
     limits = Budget(total_bytes=None if cache_kb is None else cache_kb * 1000)
     options = {"mode": mode, "interval": interval, "first_budget": first_budget, "budget": budget}
 
     def policy():
         return None if placement is None else parse_placement(placement)
 
-    engine = Engine(
-        make_runner(grid=grid), cache_budget_bytes=limits, placement=policy(), **options
-    )
+    engine = Engine(runner, cache_budget_bytes=limits, placement=policy(), **options)
     index = engine.cache.index
     costs = CostModel(1, 1, (), index.block_bytes // BLOCK, index.snapshot_bytes)
-    scheduling = Scheduling(tile=TILE, grid=grid, placement=policy(), **options)
+    scheduling = Scheduling(tile=TILE, grid=runner.shapes.grid, placement=policy(), **options)
     trace = trace_of(tokens)
     simulated = simulate(trace, scheduling, costs, budget=limits)
     previous = {"0": [], "1": []}
@@ -92,3 +77,29 @@ def test_engine_does_what_the_simulator_says(
         assert found.pop("time_to_first_token_s") > 0
         assert said.pop("time_to_first_token_s") is None
         assert found == said
+
+
+drawn = given(
+    tokens=prompts,
+    mode=st.sampled_from(MODES),
+    placement=st.sampled_from(PLACEMENTS),
+    interval=st.integers(0, 5),
+    first_budget=st.integers(20, 260),
+    budget=st.integers(20, 260),
+    cache_kb=st.sampled_from([None, 40, 90, 200]),
+)
+
+
+@pytest.mark.parametrize("grid", ["tile", "block"])
+@settings(max_examples=15)
+@drawn
+def test_engine_does_what_the_simulator_says(make_runner, grid, **trace):
+    check_trace(make_runner(grid=grid), **trace)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("grid", ["tile", "block"])
+@settings(max_examples=200)
+@drawn
+def test_engine_does_what_the_simulator_says_at_length(make_runner, grid, **trace):
+    check_trace(make_runner(grid=grid), **trace)
