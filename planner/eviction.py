@@ -11,7 +11,7 @@ snapshot of which a block goes is dropped with it, whatever the policy thinks of
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import ClassVar
@@ -70,6 +70,18 @@ class EvictionPolicy(ABC):
 
         It stays a candidate until the index says otherwise.
         """
+
+    def observe(self, path: Sequence[Node], matched_tokens: int) -> None:
+        """A request matched so many tokens along `path`, the nodes below the root, in order."""
+        return
+
+    def arriving(self, node: Node, position: int) -> None:
+        """A snapshot at `position` of `node` wants room; `pick` may answer None to refuse it."""
+        return
+
+    def gone(self, snapshot: Snapshot) -> None:
+        """A snapshot is about to leave the tree."""
+        return
 
 
 class PriorityPolicy(EvictionPolicy):

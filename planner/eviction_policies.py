@@ -1,4 +1,4 @@
-"""Published eviction policies, by name, over the interface of `planner.eviction`.
+"""Eviction policies by name: published ones, over the interface of `planner.eviction`, and ours.
 
 They differ in how they rank snapshots; blocks go least recently used first under all of them. Where
 one budget covers both kinds, the older of the two front runners goes.
@@ -13,6 +13,7 @@ import numpy as np
 from planner.costs import CostModel, prefill_flops
 from planner.eviction import Candidate, EvictionPolicy, LeastRecentlyUsed
 from planner.radix_tree import Node, Snapshot
+from planner.served_demand import ServedDemand
 
 
 class RankedSnapshots(EvictionPolicy):
@@ -186,9 +187,11 @@ class PolicyNeeds:
 
     Attributes:
         costs: of the model.
+        block_size: of the index, tokens.
     """
 
     costs: CostModel
+    block_size: int
 
 
 EVICTIONS: dict[str, Callable[[PolicyNeeds], EvictionPolicy]] = {
@@ -197,15 +200,17 @@ EVICTIONS: dict[str, Callable[[PolicyNeeds], EvictionPolicy]] = {
     SegmentLength.name: lambda needs: SegmentLength(),
     CoverageThinning.name: lambda needs: CoverageThinning(),
     SupersededFirst.name: lambda needs: SupersededFirst(),
+    ServedDemand.name: lambda needs: ServedDemand(needs.block_size),
 }
 
 
-def make_eviction(name: str, costs: CostModel) -> EvictionPolicy:
+def make_eviction(name: str, costs: CostModel, block_size: int) -> EvictionPolicy:
     """A fresh policy object for one index.
 
     Args:
         name: see `EVICTIONS`.
         costs: of the model, for policies that weigh FLOPs.
+        block_size: of the index, tokens.
 
     Returns:
         The policy.
@@ -216,4 +221,4 @@ def make_eviction(name: str, costs: CostModel) -> EvictionPolicy:
     if name not in EVICTIONS:
         known = ", ".join(sorted(EVICTIONS))
         raise ValueError(f"eviction must be one of {known}, got {name!r}")
-    return EVICTIONS[name](PolicyNeeds(costs))
+    return EVICTIONS[name](PolicyNeeds(costs, block_size))

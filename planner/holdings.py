@@ -114,6 +114,7 @@ class Holdings:
         if self.policy.tracks_gaps:
             neighbours = [snapshot.above(), *snapshot.below()]
         self.policy.discard(snapshot)
+        self.policy.gone(snapshot)
         del self.snapshots[snapshot.id]
         self.used_snapshot_bytes -= snapshot.num_bytes
         snapshot.node.remove_snapshot(snapshot, remember)

@@ -115,6 +115,7 @@ class PrefixIndex(Holdings):
         reason = self._reason(keys, cap, path, at, matched, snapshot)
         if touch:
             self._tick(now)
+            self.policy.observe(path, matched)
             if snapshot is not None:
                 snapshot.hits += 1
                 self._use(snapshot)
@@ -213,6 +214,7 @@ class PrefixIndex(Holdings):
             self._remove(held, remember=False)
         if not self._fits("snapshot", num_bytes):
             self._add_pin(node, blocks)
+            self.policy.arriving(node, position)
             fits = self._make_room("snapshot", num_bytes, evicted)
             self._remove_pin(node, blocks)
             if not fits:
