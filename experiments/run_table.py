@@ -12,13 +12,14 @@ from typing import Annotated, Any
 
 import tyro
 
-from experiments import ablate_report, bench_prefill, tail_split
+from experiments import ablate_report, bench_against_torch, bench_prefill, tail_split
 from experiments.errors import UserError, run_main
 from experiments.run_folder import read_config, read_rows
 
 Rows = list[dict[str, Any]]
 HEADLINES: dict[str, Callable[[Rows], str]] = {
     "ablate_interval": ablate_report.headline,
+    "bench_against_torch": bench_against_torch.headline,
     "bench_prefill": bench_prefill.headline,
     "tail_split": tail_split.headline,
 }
