@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.eviction import Budget
-from planner.placement import parse_placement
+from planner.placement import PlacementPolicy, parse_placement
 from planner.report import Reason
 from planner.schedule import MODES
 
@@ -249,6 +249,21 @@ def test_placement_chooses_positions(make_runner, observer):
     engine = observer.engine(make_runner(), placement=parse_placement("every:8"), interval=1)
     engine.generate(tokens_of(17, 200), 1)
     assert sorted(engine.seen["snapshots"]) == [64, 128, 192]
+
+
+def test_placement_sees_the_conversation(make_runner, observer):
+    class Asked(PlacementPolicy):
+        spec = "asked"
+
+        def positions(self, context):
+            self.context = context
+            return context.capturable((64,))
+
+    policy = Asked()
+    engine = observer.engine(make_runner(), placement=policy)
+    engine.generate(tokens_of(23, 100), 1, boundaries=(10, 90), previous_totals=(70, 80))
+    assert (policy.context.boundaries, policy.context.previous_totals) == ((10, 90), (70, 80))
+    assert policy.context.chunk_ends == (100,)
 
 
 def test_bytes_written(make_runner, observer):

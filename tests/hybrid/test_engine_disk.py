@@ -184,6 +184,19 @@ def test_disk_serves_what_memory_evicted(later, observer):
     observer.check_exact(engine, completion, prompt)
 
 
+def test_held_rows_are_not_read(later, make_runner, observer):
+    """Where the working buffer still holds the rows, only the states come from the disk."""
+    runner = make_runner()
+    engine = later(cache_budget_bytes=10)
+    prompt = tokens_of(28, 170)
+    engine.generate(prompt, 2)
+    loads = runner.calls["load_rows"]
+    completion = engine.generate(prompt, 2)
+    assert (completion.report.restored, engine.disk.stats.restores) == (160, 1)
+    assert runner.calls["load_rows"] == loads
+    observer.check_exact(engine, completion, prompt)
+
+
 CHILD = """
 import json, sys
 sys.path[:0] = sys.argv[1:3]

@@ -16,7 +16,7 @@ from planner.simulator import simulate
 from planner.trace import TraceRequest
 
 TILE, BLOCK, CAPACITY = 32, 8, 256
-PLACEMENTS = [None, "tail|every:8", "marconi", "sglang", "balanced:3", "dyadic", "dp:2", "megatron"]
+PLACEMENTS = [None, "tail|every:8", "marconi", "sglang", "messages:2", "dyadic", "dp:2", "megatron"]
 STREAMS = np.random.default_rng(0).integers(0, 256, (3, CAPACITY)).astype(np.int32)
 
 

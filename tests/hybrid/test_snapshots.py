@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections import namedtuple
 
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from orbax.checkpoint import v1 as ocp
 
 from hybrid.manifest import Manifest, PositionEntry, SaveError
 from hybrid.snapshots import OrbaxSnapshotStore, Save, pack, unpack
@@ -367,15 +369,26 @@ def test_unfinished_save_of_a_living_writer_stays(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_loads_during_saves(tmp_path):
-    """A request reads one save while the worker writes the next; neither disturbs the other."""
+def test_loads_wait_for_saves(tmp_path, monkeypatch):
+    """Orbax must not load while it saves in another thread, so a request waits for the worker."""
     store = OrbaxSnapshotStore(tmp_path)
     save = save_of(store)
     manifest = store.put(save)
-    with concurrent.futures.ThreadPoolExecutor(1) as worker:
-        written = [worker.submit(store.put, save_of(store, (8, 16, 24))) for _ in range(25)]
-        while not written[-1].done():
-            check_save(store, manifest, save)
-    for future in written:
-        check_save(store, future.result(), save_of(store, (8, 16, 24)))
+    started, go, save_async = threading.Event(), threading.Event(), ocp.save_async
+
+    def slow(*args):
+        started.set()
+        assert go.wait(30)
+        return save_async(*args)
+
+    monkeypatch.setattr(ocp, "save_async", slow)
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        written = threads.submit(store.put, save_of(store))
+        assert started.wait(30)
+        loaded = threads.submit(check_save, store, manifest, save)
+        with pytest.raises(concurrent.futures.TimeoutError):
+            loaded.result(timeout=0.5)
+        go.set()
+        loaded.result()
+        check_save(store, written.result(), save)
     store.close()
