@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Int32
 
 from kernels.checks import FLOAT_DTYPES, check_array, check_implementation, check_positive
 from kernels.linear_scan.reference import linear_reference, linear_token
+from kernels.linear_scan.vjp import linear_pallas_with_gradient
 from kernels.linear_scan.xla import linear_xla
 from kernels.scan import ScanResult, scan_bounds
 
@@ -44,8 +45,9 @@ def linear_scan(
         capture_offsets: int32 [batch, slots], tokens consumed, 1..length in any order, repeats
             allowed; 0 or more than the row's length marks an unused slot.
         lengths: int32 [batch], tokens that count in each row; all if None.
-        chunk: tokens that an associative scan combines; chunks run from left to right. 1 is a plain
-            loop, `length` or more a plain associative scan. What suits the backend if None.
+        chunk: tokens that "xla" combines by an associative scan; chunks run from left to right. 1
+            is a plain loop, `length` or more a plain associative scan. What suits the backend if
+            None. The kernel is a plain loop.
         implementation: "auto", "reference" (token loop), "xla" or "pallas" (kernel).
 
     Returns:
@@ -73,10 +75,10 @@ def linear_scan(
     bounds = scan_bounds(op, batch, length, capture_offsets, lengths)
     flat = (log_a.reshape(batch, length, width), b.reshape(batch, length, width))
     state = state.reshape(batch, width)
-    if implementation == "pallas":
-        raise ValueError(f"{op}: no kernel yet, expected implementation 'xla'")
     if implementation == "reference":
         result = linear_reference(*flat, state, bounds)
+    elif implementation == "pallas":
+        result = linear_pallas_with_gradient(chunk, (*flat, state), bounds)
     else:
         result = linear_xla(*flat, state, bounds, chunk)
     return ScanResult(*(leaf.reshape(*leaf.shape[:-1], *channels) for leaf in result))

@@ -47,7 +47,6 @@ LINEAR = ScanOp(
     state_shape=lambda shape: shape.dims,
     call=_call,
     fixed_dtypes={"log_a": "float32"},
-    implementations=("reference", "xla"),
     exact_everywhere=True,
     in_order=lambda shape, implementation: implementation != "xla" or shape.chunk == 1,
 )
