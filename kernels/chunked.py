@@ -23,24 +23,36 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int32
 
-from kernels.scan import Bounds, Tree
+from kernels.scan import Bounds, Tree, keep_rows, valid_rows
 
 ChunkFn = Callable[[Tree, Tree], tuple[Tree, Tree]]
+PublishFn = Callable[[Tree], Tree]
 
 UNROLLED_CHUNKS = 4
 """Up to so many chunks are laid out one after another: a loop's slices cost more than they save."""
 
 
+def unchanged(state: Tree) -> Tree:
+    """The carried layout is the public one."""
+    return state
+
+
 class _Jobs(NamedTuple):
     """Captures as a work list: all slots, flattened, ordered by the chunk that makes them."""
 
-    order_J: Int32[Array, " J"]
+    order_J: Int32[Array, " J_plus_1"]
     offset_J: Int32[Array, " J"]
+    lengths_B: Int32[Array, " B"]
     first_of_chunk: Int32[Array, " num_chunks_plus_1"]
 
 
 def chunked_scan(
-    chunk_fn: ChunkFn, rows: Tree, initial_state: Tree, bounds: Bounds, chunk: int
+    chunk_fn: ChunkFn,
+    rows: Tree,
+    initial_state: Tree,
+    bounds: Bounds,
+    chunk: int,
+    publish: PublishFn = unchanged,
 ) -> tuple[Tree, Tree, Tree]:
     """Run `chunk_fn` over all chunks from left to right.
 
@@ -48,11 +60,13 @@ def chunked_scan(
         chunk_fn: maps (state [batch, ...], rows [batch, chunk, ...]) to (new state, y). A
             module-level function or one that hashes by value, so that traces are shared; it closes
             over no tracer.
-        rows: tree of [batch, length, ...] with length a multiple of `chunk`; rows that do not
-            count are zero.
+        rows: tree of [batch, length, ...] with length a multiple of `chunk`; rows beyond the
+            lengths may hold anything.
         initial_state: tree of [batch, ...].
         bounds: lengths and normalised capture offsets.
         chunk: rows a chunk.
+        publish: turns the carried layout of a state into the public one, for the final state and
+            each capture that is made.
 
     Returns:
         y as a tree of [batch, length, ...], the final state, and the captures as a tree of
@@ -60,18 +74,20 @@ def chunked_scan(
     """
     batch, slots = bounds.offsets_BK.shape
     length = jax.tree.leaves(rows)[0].shape[1]
-    jobs = _plan_jobs(bounds.offsets_BK, chunk, length // chunk)
-    y, final, flat = _run(chunk_fn, chunk, rows, initial_state, jobs)
+    jobs = _plan_jobs(bounds, chunk, length // chunk)
+    y, final, flat = _run(chunk_fn, chunk, publish, rows, initial_state, jobs)
     captured = jax.tree.map(lambda leaf: leaf.reshape((batch, slots, *leaf.shape[1:])), flat)
     return y, final, captured
 
 
-def _plan_jobs(offsets_BK: Int32[Array, "B K"], chunk: int, num_chunks: int) -> _Jobs:
-    offset_J = offsets_BK.reshape(-1)
+def _plan_jobs(bounds: Bounds, chunk: int, num_chunks: int) -> _Jobs:
+    offset_J = bounds.offsets_BK.reshape(-1)
     chunk_J = jnp.where(offset_J > 0, (offset_J - 1) // chunk, num_chunks)
-    order_J = jnp.argsort(chunk_J).astype(jnp.int32)
+    # One entry too many: with a single slot XLA would see that the loop's body does not depend on
+    # its index, and move a capture out of a loop that never runs.
+    order_J = jnp.pad(jnp.argsort(chunk_J).astype(jnp.int32), (0, 1))
     below = chunk_J[None, :] < jnp.arange(num_chunks + 1, dtype=jnp.int32)[:, None]
-    return _Jobs(order_J, offset_J, jnp.sum(below, axis=1, dtype=jnp.int32))
+    return _Jobs(order_J, offset_J, bounds.lengths_B, jnp.sum(below, axis=1, dtype=jnp.int32))
 
 
 def _take_chunk(rows: Tree, index: int | Array, chunk: int) -> Tree:
@@ -107,28 +123,34 @@ def _zeros(tree: Tree, length: int | None = None) -> Tree:
     )
 
 
+def _unpublish(publish: PublishFn, state: Tree, bar: Tree) -> Tree:
+    """Pull a cotangent back through a change of layout, which is linear whatever the state."""
+    return jax.vjp(publish, state)[1](bar)[0]
+
+
+def _step(chunk_fn: ChunkFn, counts_B: Array, state: Tree, rows: Tree) -> tuple[Tree, Tree]:
+    """`chunk_fn` over the first `counts_B` rows of a chunk: those behind become identity rows."""
+    keep_BC = valid_rows(counts_B, jax.tree.leaves(rows)[0].shape[1])
+    return chunk_fn(state, jax.tree.map(lambda leaf: keep_rows(leaf, keep_BC), rows))
+
+
 def _first_rows(chunk_fn: ChunkFn, count: Array, state: Tree, rows: Tree) -> Tree:
-    """The state after the first `count` rows of a chunk."""
-
-    def keep(leaf: Array) -> Array:
-        index = jnp.arange(leaf.shape[1], dtype=jnp.int32)
-        mask = (index < count).reshape((1, -1) + (1,) * (leaf.ndim - 2))
-        return jnp.where(mask, leaf, jnp.zeros((), leaf.dtype))
-
-    return chunk_fn(state, jax.tree.map(keep, rows))[0]
+    """The state of one batch row after the first `count` rows of a chunk."""
+    return _step(chunk_fn, count[None], state, rows)[0]
 
 
 def _job(
     jobs: _Jobs, position: Array, batch: int, index: int | Array, chunk: int
 ) -> tuple[Array, ...]:
     job = jobs.order_J[position]
-    slots = jobs.order_J.shape[0] // batch
+    slots = jobs.offset_J.shape[0] // batch
     return job, job // slots, jobs.offset_J[job] - index * chunk
 
 
 def _capture(
     chunk_fn: ChunkFn,
     chunk: int,
+    publish: PublishFn,
     index: int | Array,
     jobs: _Jobs,
     before: Tree,
@@ -139,35 +161,49 @@ def _capture(
     """Write the captures whose offsets lie inside chunk `index` or at its end."""
     batch = jax.tree.leaves(rows)[0].shape[0]
 
+    def part_of(row: Array) -> Tree:
+        return _take_chunk(_take_row(rows, row), index, chunk)
+
     def write(position: Array, captured: Tree) -> Tree:
         job, row, count = _job(jobs, position, batch, index, chunk)
         state = lax.cond(
             count == chunk,
             lambda: _take_row(after, row),
-            lambda: _first_rows(chunk_fn, count, _take_row(before, row), _take_row(rows, row)),
+            lambda: _first_rows(chunk_fn, count, _take_row(before, row), part_of(row)),
         )
-        return _put(captured, state, job, 0)
+        return _put(captured, publish(state), job, 0)
 
     first = jobs.first_of_chunk
     return lax.fori_loop(first[index], first[index + 1], write, captured)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _run(
-    chunk_fn: ChunkFn, chunk: int, rows: Tree, initial_state: Tree, jobs: _Jobs
+    chunk_fn: ChunkFn,
+    chunk: int,
+    publish: PublishFn,
+    rows: Tree,
+    initial_state: Tree,
+    jobs: _Jobs,
 ) -> tuple[Tree, Tree, Tree]:
     length = jax.tree.leaves(rows)[0].shape[1]
     num_chunks = length // chunk
-    num_jobs = jobs.order_J.shape[0]
+    num_jobs = jobs.offset_J.shape[0]
     captured = jax.tree.map(
-        lambda leaf: jnp.zeros((num_jobs, *leaf.shape[1:]), leaf.dtype), initial_state
+        lambda leaf: jnp.zeros((num_jobs, *leaf.shape[1:]), leaf.dtype),
+        jax.eval_shape(publish, initial_state),
     )
 
     def step(index: int | Array, state: Tree, captured: Tree) -> tuple[Tree, Tree, Tree]:
         part = _take_chunk(rows, index, chunk)
-        new_state, y = chunk_fn(state, part)
+        # Without a barrier XLA fuses one chunk's state into the next ones' and computes it again.
+        state = lax.optimization_barrier(state)
+        counts_B = jobs.lengths_B - index * chunk
+        new_state, y = lax.optimization_barrier(_step(chunk_fn, counts_B, state, part))
         if num_jobs:
-            captured = _capture(chunk_fn, chunk, index, jobs, state, new_state, part, captured)
+            captured = _capture(
+                chunk_fn, chunk, publish, index, jobs, state, new_state, rows, captured
+            )
         return new_state, captured, y
 
     if num_chunks <= UNROLLED_CHUNKS:
@@ -176,9 +212,8 @@ def _run(
         for index in range(num_chunks):
             state, captured, y = step(index, state, captured)
             parts.append(y)
-        if num_chunks == 1:
-            return parts[0], state, captured
-        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, 1), *parts), state, captured
+        y = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, 1), *parts)
+        return y, publish(state), captured
 
     def body(index: Array, carry: tuple[Tree, Tree, Tree]) -> tuple[Tree, Tree, Tree]:
         state, captured, y = carry
@@ -188,18 +223,25 @@ def _run(
     y_shape = jax.eval_shape(chunk_fn, initial_state, _take_chunk(rows, 0, chunk))[1]
     carry = (initial_state, captured, _zeros(y_shape, length))
     state, captured, y = lax.fori_loop(0, num_chunks, body, carry)
-    return y, state, captured
+    return y, publish(state), captured
 
 
 def _run_fwd(
-    chunk_fn: ChunkFn, chunk: int, rows: Tree, initial_state: Tree, jobs: _Jobs
+    chunk_fn: ChunkFn,
+    chunk: int,
+    publish: PublishFn,
+    rows: Tree,
+    initial_state: Tree,
+    jobs: _Jobs,
 ) -> tuple[tuple[Tree, Tree, Tree], tuple[Tree, Tree, _Jobs]]:
-    return _run(chunk_fn, chunk, rows, initial_state, jobs), (rows, initial_state, jobs)
+    result = _run(chunk_fn, chunk, publish, rows, initial_state, jobs)
+    return result, (rows, initial_state, jobs)
 
 
 def _run_bwd(
     chunk_fn: ChunkFn,
     chunk: int,
+    publish: PublishFn,
     residuals: tuple[Tree, Tree, _Jobs],
     cotangents: tuple[Tree, Tree, Tree],
 ) -> tuple[Tree, Tree, None]:
@@ -210,7 +252,8 @@ def _run_bwd(
     num_segments = -(-num_chunks // segment)
 
     def advance(index: Array, state: Tree) -> Tree:
-        return chunk_fn(state, _take_chunk(rows, index, chunk))[0]
+        counts_B = jobs.lengths_B - index * chunk
+        return _step(chunk_fn, counts_B, state, _take_chunk(rows, index, chunk))[0]
 
     def segment_end(number: Array) -> Array:
         return jnp.minimum((number + 1) * segment, num_chunks)
@@ -239,18 +282,19 @@ def _run_bwd(
             state = jax.tree.map(lambda leaf: leaf[index - first], states)
             part = _take_chunk(rows, index, chunk)
             extra = None
-            if jobs.order_J.shape[0]:
+            if jobs.offset_J.shape[0]:
                 state_bar, extra = _capture_bwd(
-                    chunk_fn, chunk, index, jobs, state, part, state_bar, captured_bar
+                    chunk_fn, chunk, publish, index, jobs, state, part, state_bar, captured_bar
                 )
-            _, pullback = jax.vjp(chunk_fn, state, part)
+            counts_B = jobs.lengths_B - index * chunk
+            _, pullback = jax.vjp(partial(_step, chunk_fn, counts_B), state, part)
             bars = pullback((state_bar, _take_chunk(y_bar, index, chunk)))
             state_bar, part_bar = bars if extra is None else jax.tree.map(jnp.add, bars, extra)
             return state_bar, _put(rows_bar, part_bar, index * chunk, 1)
 
         return lax.fori_loop(0, end - first, retreat, carry), None
 
-    carry = (final_bar, _zeros(rows))
+    carry = (_unpublish(publish, initial_state, final_bar), _zeros(rows))
     (state_bar, rows_bar), _ = lax.scan(backward, carry, numbers, reverse=True)
     return rows_bar, state_bar, None
 
@@ -258,6 +302,7 @@ def _run_bwd(
 def _capture_bwd(
     chunk_fn: ChunkFn,
     chunk: int,
+    publish: PublishFn,
     index: Array,
     jobs: _Jobs,
     state: Tree,
@@ -270,7 +315,7 @@ def _capture_bwd(
 
     def pull(position: Array, carry: tuple[Tree, Tree, Tree]) -> tuple[Tree, Tree, Tree]:
         job, row, count = _job(jobs, position, batch, index, chunk)
-        bar = _take_row(captured_bar, job)
+        bar = _unpublish(publish, _take_row(state, row), _take_row(captured_bar, job))
 
         def at_end() -> tuple[Tree, Tree, Tree]:
             after_bar, state_bar, rows_bar = carry

@@ -1,5 +1,6 @@
 """SSD in chunks: matrix products inside a chunk, and a state carried from chunk to chunk."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ from jaxtyping import Array, Float
 
 from kernels.chunked import chunked_scan
 from kernels.decay import LogDecay, decay_between, decay_so_far, split_log_decay
-from kernels.scan import Bounds, ScanResult, advance, keep_rows, pad_length, valid_rows
+from kernels.scan import Bounds, ScanResult, advance, pad_length
 
 _HIGHEST = lax.Precision.HIGHEST
 
@@ -36,30 +37,53 @@ def ssd_xla(
     """The scan over chunks of `chunk` tokens; any length, padded inside."""
     length = x_BTHP.shape[1]
     padded = -(-length // chunk) * chunk
-    valid_BT = valid_rows(bounds.lengths_B, padded)
     x_BTHP, dt_BTH, B_BTGN, C_BTGN = (
-        keep_rows(pad_length(value, padded), valid_BT) for value in (x_BTHP, dt_BTH, B_BTGN, C_BTGN)
+        pad_length(value, padded) for value in (x_BTHP, dt_BTH, B_BTGN, C_BTGN)
     )
     dt_BTH = dt_BTH.astype(jnp.float32)
     log_decay_BTH = dt_BTH * A_H.astype(jnp.float32)[None, None, :]
     rows = Rows(x_BTHP, log_decay_BTH, dt_BTH, B_BTGN, C_BTGN)
-    y, final, captured = chunked_scan(ssd_chunk, rows, initial_state, bounds, chunk)
+    groups = B_BTGN.shape[2]
+    head_dim = x_BTHP.shape[3]
+    y, final, captured = chunked_scan(
+        ssd_chunk,
+        rows,
+        _carried_layout(initial_state, groups),
+        bounds,
+        chunk,
+        publish=partial(_public_layout, head_dim=head_dim),
+    )
     return ScanResult(y[:, :length], final, captured)
 
 
+def _carried_layout(state_BHPN: Array, groups: int) -> Array:
+    """[batch, heads, head_dim, state_dim] to [batch, groups, state_dim, heads of a group x
+    head_dim].
+
+    What meets the state is then one plain matrix product a group, with the wide axis last.
+    """
+    batch, heads, head_dim, state_dim = state_BHPN.shape
+    wide = heads // groups * head_dim
+    return state_BHPN.reshape(batch, groups, wide, state_dim).transpose(0, 1, 3, 2)
+
+
+def _public_layout(state_BGNQ: Array, head_dim: int) -> Array:
+    batch, _, state_dim, _ = state_BGNQ.shape
+    return state_BGNQ.transpose(0, 1, 3, 2).reshape(batch, -1, head_dim, state_dim)
+
+
 def ssd_chunk(
-    state_BHPN: Float[Array, "B H P N"], rows: Rows
-) -> tuple[Float[Array, "B H P N"], Float[Array, "B C H P"]]:
-    """One chunk: y of its rows, and the state after them.
+    state_BGNQ: Float[Array, "B G N Q"], rows: Rows
+) -> tuple[Float[Array, "B G N Q"], Float[Array, "B C H P"]]:
+    """One chunk: y of its rows, and the state after them; Q is heads of a group x head_dim.
 
     Source: Dao and Gu, "Transformers are SSMs" (2024), section 6; the running sums as in
     kernels.decay.
     """
     x_BCHP, log_decay_BCH, dt_BCH, B_BCGN, C_BCGN = rows
     batch, chunk, heads, head_dim = x_BCHP.shape
-    groups, state_dim = B_BCGN.shape[2:]
-    per_group = heads // groups
-    wide = per_group * head_dim
+    groups = B_BCGN.shape[2]
+    wide = (batch, chunk, groups, heads // groups * head_dim)
     dtype = x_BCHP.dtype
 
     causal_CC = jnp.tril(jnp.ones((chunk, chunk), bool))
@@ -69,11 +93,8 @@ def ssd_chunk(
             for part in split_log_decay(log_decay_BCH)
         )
     )
-    later = LogDecay(*(part[:, :, :, None] for part in sums_BHC))
-    earlier = LogDecay(*(part[:, :, None, :] for part in sums_BHC))
-    mask = causal_CC[None, None]
-    masked = LogDecay(jnp.where(mask, later.high - earlier.high, -jnp.inf), later.low - earlier.low)
-    decay_BHCC = decay_so_far(masked)
+    high, low = (part[:, :, :, None] - part[:, :, None, :] for part in sums_BHC)
+    decay_BHCC = decay_so_far(LogDecay(jnp.where(causal_CC[None, None], high, -jnp.inf), low))
     scores_BGCC = jnp.einsum(
         "bign,bjgn->bgij",
         C_BCGN,
@@ -81,34 +102,39 @@ def ssd_chunk(
         precision=_precision(dtype),
         preferred_element_type=jnp.float32,
     )
-    dt_BHC = dt_BCH.transpose(0, 2, 1)
-    weights = decay_BHCC * dt_BHC[:, :, None, :]
-    weights = scores_BGCC[:, :, None] * weights.reshape(batch, groups, per_group, chunk, chunk)
-    inside_BCHP = jnp.einsum(
-        "bhij,bjhp->bihp",
-        weights.reshape(batch, heads, chunk, chunk).astype(dtype),
-        x_BCHP,
+    weights_BGRCC = scores_BGCC[:, :, None] * decay_BHCC.reshape(batch, groups, -1, chunk, chunk)
+    # On a CPU the product runs up to twice as fast with the step sizes on x than on the weights.
+    stepped_BCHP = x_BCHP.astype(jnp.float32) * dt_BCH[..., None]
+    inside_BHCP = jnp.einsum(
+        "bhij,bjhp->bhip",
+        weights_BGRCC.reshape(decay_BHCC.shape).astype(dtype),
+        stepped_BCHP.astype(dtype),
         precision=_precision(dtype),
         preferred_element_type=jnp.float32,
     )
-
-    state_BGQN = state_BHPN.reshape(batch, groups, wide, state_dim)
-    before_BCHP = jnp.einsum(
-        "bign,bgqn->bigq", C_BCGN.astype(jnp.float32), state_BGQN, precision=_HIGHEST
-    ).reshape(x_BCHP.shape)
-    so_far_BCH = decay_so_far(sums_BHC).transpose(0, 2, 1)
-    y_BCHP = advance(before_BCHP, (so_far_BCH[..., None], inside_BCHP)).astype(dtype)
-
-    last = LogDecay(*(part[:, :, -1:] for part in sums_BHC))
-    to_end_BCH = (decay_between(last, sums_BHC) * dt_BHC).transpose(0, 2, 1)
-    weighted_BCGQ = (x_BCHP.astype(jnp.float32) * to_end_BCH[..., None]).reshape(
-        batch, chunk, groups, wide
+    # Written out, as an einsum would swap the operands and with them the layout of the state.
+    by_group = (((0, 1), (0, 1)),)
+    before_BGCQ = lax.dot_general(
+        C_BCGN.astype(jnp.float32).transpose(0, 2, 1, 3),
+        state_BGNQ,
+        (((3,), (2,)), *by_group),
+        precision=_HIGHEST,
     )
-    increment = jnp.einsum(
-        "bigq,bign->bgqn", weighted_BCGQ, B_BCGN.astype(jnp.float32), precision=_HIGHEST
-    ).reshape(state_BHPN.shape)
-    through_BHPN = decay_so_far(last)[..., None]
-    return advance(state_BHPN, (through_BHPN, increment)), y_BCHP
+    before_BCHP = before_BGCQ.transpose(0, 2, 1, 3).reshape(x_BCHP.shape)
+    so_far_BCH1 = decay_so_far(sums_BHC).transpose(0, 2, 1)[..., None]
+    y_BCHP = advance(before_BCHP, (so_far_BCH1, inside_BHCP.transpose(0, 2, 1, 3))).astype(dtype)
+
+    last_BH1 = LogDecay(*(part[:, :, -1:] for part in sums_BHC))
+    to_end_BCH1 = decay_between(last_BH1, sums_BHC).transpose(0, 2, 1)[..., None]
+    increment_BGNQ = lax.dot_general(
+        B_BCGN.astype(jnp.float32).transpose(0, 2, 1, 3),
+        (stepped_BCHP * to_end_BCH1).reshape(wide).transpose(0, 2, 1, 3),
+        (((2,), (2,)), *by_group),
+        precision=_HIGHEST,
+    )
+    through_BHP = jnp.broadcast_to(decay_so_far(last_BH1), (batch, heads, head_dim))
+    through_BG1Q = through_BHP.reshape(batch, groups, 1, -1)
+    return advance(state_BGNQ, (through_BG1Q, increment_BGNQ)), y_BCHP
 
 
 def _precision(dtype: jnp.dtype) -> lax.Precision:
