@@ -86,7 +86,7 @@ class BenchAgainstTorch(Options):
     """Types of weights and activations; --dtype is not used."""
     rounds: int = 7
     """How often each side is timed."""
-    tile: int = 128
+    tile: int = 256
     """Tokens that are computed at a time; a multiple of the block size."""
 
     def __post_init__(self) -> None:
