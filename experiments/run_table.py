@@ -12,7 +12,13 @@ from typing import Annotated, Any
 
 import tyro
 
-from experiments import ablate_report, bench_against_torch, bench_prefill, tail_split
+from experiments import (
+    ablate_report,
+    bench_against_torch,
+    bench_kernels,
+    bench_prefill,
+    tail_split,
+)
 from experiments.errors import UserError, run_main
 from experiments.run_folder import read_config, read_rows
 
@@ -20,6 +26,7 @@ Rows = list[dict[str, Any]]
 HEADLINES: dict[str, Callable[[Rows], str]] = {
     "ablate_interval": ablate_report.headline,
     "bench_against_torch": bench_against_torch.headline,
+    "bench_kernels": bench_kernels.headline,
     "bench_prefill": bench_prefill.headline,
     "tail_split": tail_split.headline,
 }
