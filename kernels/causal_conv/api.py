@@ -53,6 +53,11 @@ def causal_conv(
     """
     op = "causal_conv"
     check_implementation(op, implementation)
+    if implementation == "pallas":
+        raise ValueError(
+            f"{op}: implementation 'pallas' does not exist: XLA makes one fusion of the shifted "
+            "sums; expected auto, reference or xla"
+        )
     _check_activation(op, activation)
     sizes: dict[str, int] = {}
     check_array(op, "x", x, "batch length channels", sizes, FLOAT_DTYPES)
