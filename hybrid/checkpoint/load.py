@@ -19,7 +19,8 @@ from hybrid.config import Compute, HybridConfig, InjectionSpec
 from hybrid.model import HybridModel
 
 CONFIG = "config.json"
-Path_ = tuple[str | int, ...]
+_ALIGNMENT_BYTES = 64
+Key = tuple[str | int, ...]
 
 
 def read_config(path: str | Path) -> HybridConfig:
@@ -87,13 +88,13 @@ def _identify(folder: Path) -> tuple[Family, Options]:
     return by_type[kind], Options(values, path)
 
 
-def _parse(target: str) -> Path_:
+def _parse(target: str) -> Key:
     return tuple(int(part) if part.isdigit() else part for part in target.split("."))
 
 
 def _placed_rules(
     family: Family, config: HybridConfig
-) -> Iterator[tuple[Rule, Any, Path_, dict[str, Any]]]:
+) -> Iterator[tuple[Rule, Any, Key, dict[str, Any]]]:
     """All rules with the spec they read, the owner of their target and the fields of their
     names."""
     for rule in family.root:
@@ -103,7 +104,7 @@ def _placed_rules(
     for index, layer in enumerate(config.layers):
         fields: dict[str, Any] = {"prefix": family.layer.format(layer=index)}
         for place, branch in enumerate(layer):
-            owner: Path_ = ("branches", number)
+            owner: Key = ("branches", number)
             for rule in family.branches[place]:
                 yield rule, branch, owner, fields
             if branch.injection is not None:
@@ -177,7 +178,7 @@ def _fill(rule: Rule, spec: Any, leaf: Any, names: _Names, fields: dict[str, Any
     """Assemble one parameter on the host and put it on the device."""
     sources = _source_names(rule, fields)
     tensors = [names.take(name, rule.target) for name in sources]
-    out = np.empty(leaf.shape, leaf.dtype)
+    out = _host_buffer(leaf.shape, leaf.dtype)
     covered = 0
     try:
         for into, piece in rule.layout(spec, out, tensors):
@@ -194,4 +195,12 @@ def _fill(rule: Rule, spec: Any, leaf: Any, names: _Names, fields: dict[str, Any
         raise CheckpointError(
             f"{names.folder}: {shown} do not fit {rule.target} {list(out.shape)}"
         ) from error
-    return jax.device_put(out)
+    return jax.device_put(out).block_until_ready()
+
+
+def _host_buffer(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """An uninitialised array at an address that jax's CPU backend takes over without a copy."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    raw = np.empty(size + _ALIGNMENT_BYTES, np.uint8)
+    first = -raw.ctypes.data % _ALIGNMENT_BYTES
+    return raw[first : first + size].view(dtype).reshape(shape)

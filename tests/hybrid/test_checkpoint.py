@@ -5,6 +5,7 @@ import shutil
 import tracemalloc
 from pathlib import Path
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -230,6 +231,50 @@ def test_tensors_are_views_of_the_mapped_file():
         tracemalloc.stop()
     assert sum(view.nbytes for view in views) > 2 * peak
     assert not any(view.flags.owndata or view.flags.writeable for view in views)
+
+
+def test_loading_holds_one_more_copy_of_the_largest_parameter(tmp_path):
+    hidden, heads, state, vocab, layers = 256, 8, 64, 12_000, 4
+    inner, conv = 2 * hidden, 2 * hidden + 2 * state
+    options = {
+        "model_type": "mamba2",
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_heads": heads,
+        "head_dim": inner // heads,
+        "state_size": state,
+        "n_groups": 1,
+        "tie_word_embeddings": True,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(options))
+    layer = {
+        "norm.weight": (hidden,),
+        "mixer.in_proj.weight": (inner + conv + heads, hidden),
+        "mixer.conv1d.weight": (conv, 1, 4),
+        "mixer.conv1d.bias": (conv,),
+        "mixer.A_log": (heads,),
+        "mixer.D": (heads,),
+        "mixer.dt_bias": (heads,),
+        "mixer.norm.weight": (inner,),
+        "mixer.out_proj.weight": (hidden, inner),
+    }
+    shapes = {f"backbone.layers.{i}.{n}": s for i in range(layers) for n, s in layer.items()}
+    shapes |= {"backbone.embeddings.weight": (vocab, hidden), "backbone.norm_f.weight": (hidden,)}
+    tensors = {name: np.ones(shape, ml_dtypes.bfloat16) for name, shape in shapes.items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    del tensors
+    hybrid.load_pretrained(GOLDENS / SHARDED)  # what is traced once and kept is not counted
+    tracemalloc.start()
+    try:
+        model = hybrid.load_pretrained(tmp_path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    sizes = [leaf.nbytes for leaf in jax.tree.leaves(nnx.state(model))]
+    assert max(sizes) == vocab * hidden * 4
+    # On a CPU the host buffers become the parameters, so they count once.
+    assert peak < sum(sizes) + 1.1 * max(sizes)
 
 
 def test_layouts_place_each_source_once():
