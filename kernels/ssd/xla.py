@@ -63,13 +63,17 @@ def _carried_layout(state_BHPN: Array, groups: int) -> Array:
     What meets the state is then one plain matrix product a group, with the wide axis last.
     """
     batch, heads, head_dim, state_dim = state_BHPN.shape
-    wide = heads // groups * head_dim
-    return state_BHPN.reshape(batch, groups, wide, state_dim).transpose(0, 1, 3, 2)
+    by_head = lax.optimization_barrier(state_BHPN.transpose(0, 1, 3, 2))
+    by_head = by_head.reshape(batch, groups, heads // groups, state_dim, head_dim)
+    return by_head.transpose(0, 1, 3, 2, 4).reshape(batch, groups, state_dim, -1)
 
 
 def _public_layout(state_BGNQ: Array, head_dim: int) -> Array:
-    batch, _, state_dim, _ = state_BGNQ.shape
-    return state_BGNQ.transpose(0, 1, 3, 2).reshape(batch, -1, head_dim, state_dim)
+    """The way back. Both go in two steps: at once, a CPU reads a cache line a number."""
+    batch, groups, state_dim, _ = state_BGNQ.shape
+    by_head = state_BGNQ.reshape(batch, groups, state_dim, -1, head_dim).transpose(0, 1, 3, 2, 4)
+    by_head = lax.optimization_barrier(by_head.reshape(batch, -1, state_dim, head_dim))
+    return by_head.transpose(0, 1, 3, 2)
 
 
 def ssd_chunk(
