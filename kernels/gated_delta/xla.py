@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 from kernels.chunked import chunked_scan
 from kernels.decay import LogDecay, decay_between, decay_so_far, split_log_decay
 from kernels.gated_delta.inverse import unit_lower_inverse
-from kernels.scan import Bounds, ScanResult, advance, keep_rows, pad_length, valid_rows
+from kernels.scan import Bounds, ScanResult, advance, pad_length
 
 _HIGHEST = lax.Precision.HIGHEST
 
@@ -48,13 +48,7 @@ def gated_delta_xla(
     """The scan over chunks of `chunk` tokens; any length, padded inside."""
     length = v_BTHV.shape[1]
     padded = -(-length // chunk) * chunk
-    valid_BT = valid_rows(bounds.lengths_B, padded)
-    rows = Rows(
-        *(
-            keep_rows(pad_length(value, padded), valid_BT)
-            for value in (q_BTGK, k_BTGK, v_BTHV, g_BTH, beta_BTH)
-        )
-    )
+    rows = Rows(*(pad_length(value, padded) for value in (q_BTGK, k_BTGK, v_BTHV, g_BTH, beta_BTH)))
     y, final, captured = chunked_scan(GatedDeltaChunk(scale), rows, initial_state, bounds, chunk)
     return ScanResult(y[:, :length], final, captured)
 
