@@ -1,7 +1,7 @@
 """What differs between the machines that a Pallas kernel runs on; every launcher asks here."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -112,3 +112,27 @@ def chunks_that_fit(
             "implementation 'xla'"
         )
     return groups * 8
+
+
+def check_cuda_block(op: str, axes: Mapping[str, int], shared_bytes: int) -> None:
+    """Refuse what Triton cannot hold, in words that say what to change.
+
+    Args:
+        op: the operation's name, for the message.
+        axes: sizes of the axes that matrix products run over, by the caller's names.
+        shared_bytes: operands of the largest product, which pass through shared memory.
+
+    Raises:
+        ValueError: an axis that is no power of two of at least 16, or too much shared memory.
+    """
+    for name, size in axes.items():
+        if size < 16 or size & (size - 1):
+            raise ValueError(
+                f"{op}: {name} is {size}, expected a power of two of at least 16 for the CUDA "
+                "kernel; implementation 'xla' takes any"
+            )
+    if shared_bytes > SHARED_MEMORY_BUDGET_BYTES:
+        raise ValueError(
+            f"{op}: a block needs {shared_bytes} bytes of shared memory, expected at most "
+            f"{SHARED_MEMORY_BUDGET_BYTES}: use a smaller chunk, or implementation 'xla'"
+        )

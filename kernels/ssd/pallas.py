@@ -9,6 +9,7 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Float
 
 from kernels.platform import (
+    check_cuda_block,
     chunks_that_fit,
     kernel_platform,
     launch_options,
@@ -55,6 +56,8 @@ def ssd_pallas(
     platform = platform or kernel_platform("ssd_scan")
     batch, length, heads, head_dim = x_BTHP.shape
     state_dim = B_BTGN.shape[3]
+    if platform == "cuda":
+        _check_cuda(chunk, head_dim, state_dim)
     slots = bounds.offsets_BK.shape[1]
     num_chunks = -(-length // chunk)
     per_tile = chunks_per_tile or _chunks_per_tile(
@@ -160,3 +163,14 @@ def _chunks_per_tile(
         2 * states + temporaries,
         2 * (2 * wide + 2 * narrow + 2 * scalars),
     )
+
+
+def _check_cuda(chunk: int, head_dim: int, state_dim: int) -> None:
+    """The products are C x N by N x P (state), P x C by C x N (increment), C x C by C x P."""
+    pairs = (
+        (chunk + head_dim) * state_dim,
+        chunk * (head_dim + state_dim),
+        chunk * (chunk + head_dim),
+    )
+    axes = {"chunk": chunk, "head_dim": head_dim, "state_dim": state_dim}
+    check_cuda_block("ssd_scan", axes, max(pairs) * jnp.dtype(jnp.float32).itemsize)

@@ -133,6 +133,14 @@ def test_tiles_fit_and_what_cannot_fit_is_an_error() -> None:
         jax.eval_shape(_launch("tpu"), *_shapes(shape, jnp.float32, slots))
 
 
+def test_what_triton_cannot_hold_is_an_error() -> None:
+    odd, wide = (1, 64, 2, 24, 1, 64), (1, 64, 2, 512, 1, 512)
+    with pytest.raises(ValueError, match=r"ssd_scan: head_dim is 24, expected a power of two"):
+        jax.eval_shape(_launch("cuda"), *_shapes(odd, jnp.float32, 1))
+    with pytest.raises(ValueError, match=r"ssd_scan: a block needs \d+ bytes of shared memory"):
+        jax.eval_shape(_launch("cuda"), *_shapes(wide, jnp.float32, 1))
+
+
 def test_several_tiles_give_the_bits_of_one() -> None:
     arrays = _values((2, 160, 2, 8, 1, 8))
     bounds = Bounds(
