@@ -4,7 +4,7 @@ An operation brings one function, `chunk_fn(state, rows) -> (new_state, y)`, ove
 It must treat an all-zero row as the identity, exactly: the state passes unchanged, bit for bit.
 Then
 
-- a capture at the end of a chunk is the carried state itself;
+- a capture between two chunks is the carried state itself;
 - a capture inside a chunk is `chunk_fn` once more, with the rows from the offset on zeroed;
 - slots that nobody uses cost nothing: captures run in a loop whose trip count is the number of
   used ones.
@@ -43,7 +43,7 @@ class _Jobs(NamedTuple):
     order_J: Int32[Array, " J_plus_1"]
     offset_J: Int32[Array, " J"]
     lengths_B: Int32[Array, " B"]
-    first_of_chunk: Int32[Array, " num_chunks_plus_1"]
+    first_of_chunk: Int32[Array, " num_chunks_plus_2"]
 
 
 def chunked_scan(
@@ -82,11 +82,11 @@ def chunked_scan(
 
 def _plan_jobs(bounds: Bounds, chunk: int, num_chunks: int) -> _Jobs:
     offset_J = bounds.offsets_BK.reshape(-1)
-    chunk_J = jnp.where(offset_J > 0, (offset_J - 1) // chunk, num_chunks)
+    chunk_J = jnp.where(offset_J > 0, offset_J // chunk, num_chunks + 1)
     # One entry too many: with a single slot XLA would see that the loop's body does not depend on
     # its index, and move a capture out of a loop that never runs.
     order_J = jnp.pad(jnp.argsort(chunk_J).astype(jnp.int32), (0, 1))
-    below = chunk_J[None, :] < jnp.arange(num_chunks + 1, dtype=jnp.int32)[:, None]
+    below = chunk_J[None, :] < jnp.arange(num_chunks + 2, dtype=jnp.int32)[:, None]
     return _Jobs(order_J, offset_J, bounds.lengths_B, jnp.sum(below, axis=1, dtype=jnp.int32))
 
 
@@ -153,12 +153,12 @@ def _capture(
     publish: PublishFn,
     index: int | Array,
     jobs: _Jobs,
-    before: Tree,
-    after: Tree,
+    positions: tuple[Array, Array],
+    state: Tree,
     rows: Tree,
     captured: Tree,
 ) -> Tree:
-    """Write the captures whose offsets lie inside chunk `index` or at its end."""
+    """Write captures at the start of chunk `index` or inside it, from the state before it."""
     batch = jax.tree.leaves(rows)[0].shape[0]
 
     def part_of(row: Array) -> Tree:
@@ -166,15 +166,14 @@ def _capture(
 
     def write(position: Array, captured: Tree) -> Tree:
         job, row, count = _job(jobs, position, batch, index, chunk)
-        state = lax.cond(
-            count == chunk,
-            lambda: _take_row(after, row),
-            lambda: _first_rows(chunk_fn, count, _take_row(before, row), part_of(row)),
+        found = lax.cond(
+            count == 0,
+            lambda: _take_row(state, row),
+            lambda: _first_rows(chunk_fn, count, _take_row(state, row), part_of(row)),
         )
-        return _put(captured, publish(state), job, 0)
+        return _put(captured, publish(found), job, 0)
 
-    first = jobs.first_of_chunk
-    return lax.fori_loop(first[index], first[index + 1], write, captured)
+    return lax.fori_loop(*positions, write, captured)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
@@ -194,35 +193,58 @@ def _run(
         jax.eval_shape(publish, initial_state),
     )
 
-    def step(index: int | Array, state: Tree, captured: Tree) -> tuple[Tree, Tree, Tree]:
-        part = _take_chunk(rows, index, chunk)
+    def step(index: int | Array, state: Tree) -> tuple[Tree, Tree]:
         # Without a barrier XLA fuses one chunk's state into the next ones' and computes it again.
         state = lax.optimization_barrier(state)
         counts_B = jobs.lengths_B - index * chunk
-        new_state, y = lax.optimization_barrier(_step(chunk_fn, counts_B, state, part))
-        if num_jobs:
-            captured = _capture(
-                chunk_fn, chunk, publish, index, jobs, state, new_state, rows, captured
-            )
-        return new_state, captured, y
+        part = _take_chunk(rows, index, chunk)
+        return lax.optimization_barrier(_step(chunk_fn, counts_B, state, part))
 
+    def capture(
+        index: int | Array, positions: tuple[Array, Array], state: Tree, captured: Tree
+    ) -> Tree:
+        if not num_jobs:
+            return captured
+        return _capture(chunk_fn, chunk, publish, index, jobs, positions, state, rows, captured)
+
+    first = jobs.first_of_chunk
     if num_chunks <= UNROLLED_CHUNKS:
         parts = []
         state = initial_state
         for index in range(num_chunks):
-            state, captured, y = step(index, state, captured)
+            captured = capture(index, (first[index], first[index + 1]), state, captured)
+            state, y = step(index, state)
             parts.append(y)
+        captured = capture(num_chunks, (first[-2], first[-1]), state, captured)
         y = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, 1), *parts)
         return y, publish(state), captured
 
-    def body(index: Array, carry: tuple[Tree, Tree, Tree]) -> tuple[Tree, Tree, Tree]:
-        state, captured, y = carry
-        state, captured, part = step(index, state, captured)
-        return state, captured, _put(y, part, index * chunk, 1)
+    def body(index: Array, carry: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
+        state, y = carry
+        state, part = step(index, state)
+        return state, _put(y, part, index * chunk, 1)
 
     y_shape = jax.eval_shape(chunk_fn, initial_state, _take_chunk(rows, 0, chunk))[1]
-    carry = (initial_state, captured, _zeros(y_shape, length))
-    state, captured, y = lax.fori_loop(0, num_chunks, body, carry)
+    carry = (initial_state, _zeros(y_shape, length))
+    if not num_jobs:
+        state, y = lax.fori_loop(0, num_chunks, body, carry)
+        return y, publish(state), captured
+
+    # From capture to capture: the chunks between two run in a loop that knows of neither.
+    used = first[-1]
+
+    def stretch(
+        position: Array, carry: tuple[Array, Tree, Tree, Tree]
+    ) -> tuple[Array, Tree, Tree, Tree]:
+        start, captured, state, y = carry
+        end = jobs.offset_J[jobs.order_J[position]] // chunk
+        end = jnp.where(position < used, end, num_chunks)
+        state, y = lax.fori_loop(start, end, body, (state, y))
+        positions = (position, jnp.minimum(position + 1, used))
+        return end, capture(end, positions, state, captured), state, y
+
+    start = jnp.zeros((), jnp.int32)
+    _, captured, state, y = lax.fori_loop(0, used + 1, stretch, (start, captured, *carry))
     return y, publish(state), captured
 
 
@@ -281,20 +303,27 @@ def _run_bwd(
             index = end - 1 - back
             state = jax.tree.map(lambda leaf: leaf[index - first], states)
             part = _take_chunk(rows, index, chunk)
-            extra = None
-            if jobs.offset_J.shape[0]:
-                state_bar, extra = _capture_bwd(
-                    chunk_fn, chunk, publish, index, jobs, state, part, state_bar, captured_bar
-                )
             counts_B = jobs.lengths_B - index * chunk
             _, pullback = jax.vjp(partial(_step, chunk_fn, counts_B), state, part)
             bars = pullback((state_bar, _take_chunk(y_bar, index, chunk)))
-            state_bar, part_bar = bars if extra is None else jax.tree.map(jnp.add, bars, extra)
+            if jobs.offset_J.shape[0]:
+                extra = _capture_bwd(
+                    chunk_fn, chunk, publish, index, jobs, state, part, captured_bar
+                )
+                bars = jax.tree.map(jnp.add, bars, extra)
+            state_bar, part_bar = bars
             return state_bar, _put(rows_bar, part_bar, index * chunk, 1)
 
         return lax.fori_loop(0, end - first, retreat, carry), None
 
-    carry = (_unpublish(publish, initial_state, final_bar), _zeros(rows))
+    state_bar = _unpublish(publish, initial_state, final_bar)
+    if jobs.offset_J.shape[0]:
+        last = _take_chunk(rows, num_chunks - 1, chunk)
+        extra, _ = _capture_bwd(
+            chunk_fn, chunk, publish, num_chunks, jobs, initial_state, last, captured_bar
+        )
+        state_bar = jax.tree.map(jnp.add, state_bar, extra)
+    carry = (state_bar, _zeros(rows))
     (state_bar, rows_bar), _ = lax.scan(backward, carry, numbers, reverse=True)
     return rows_bar, state_bar, None
 
@@ -303,42 +332,38 @@ def _capture_bwd(
     chunk_fn: ChunkFn,
     chunk: int,
     publish: PublishFn,
-    index: Array,
+    index: int | Array,
     jobs: _Jobs,
     state: Tree,
     rows: Tree,
-    after_bar: Tree,
     captured_bar: Tree,
-) -> tuple[Tree, tuple[Tree, Tree]]:
-    """Pull the captures of one chunk back: onto the state after it, and its own state and rows."""
+) -> tuple[Tree, Tree]:
+    """Pull the captures of one chunk back, onto the state before it and its rows."""
     batch = jax.tree.leaves(rows)[0].shape[0]
 
-    def pull(position: Array, carry: tuple[Tree, Tree, Tree]) -> tuple[Tree, Tree, Tree]:
+    def pull(position: Array, carry: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
         job, row, count = _job(jobs, position, batch, index, chunk)
         bar = _unpublish(publish, _take_row(state, row), _take_row(captured_bar, job))
+        state_bar, rows_bar = carry
 
-        def at_end() -> tuple[Tree, Tree, Tree]:
-            after_bar, state_bar, rows_bar = carry
-            return _add_to_row(after_bar, row, bar), state_bar, rows_bar
+        def at_start() -> tuple[Tree, Tree]:
+            return _add_to_row(state_bar, row, bar), rows_bar
 
-        def inside() -> tuple[Tree, Tree, Tree]:
-            after_bar, state_bar, rows_bar = carry
+        def inside() -> tuple[Tree, Tree]:
             _, pullback = jax.vjp(
                 partial(_first_rows, chunk_fn, count), _take_row(state, row), _take_row(rows, row)
             )
             own_bar, own_rows_bar = pullback(bar)
             return (
-                after_bar,
                 _add_to_row(state_bar, row, own_bar),
                 _add_to_row(rows_bar, row, own_rows_bar),
             )
 
-        return lax.cond(count == chunk, at_end, inside)
+        return lax.cond(count == 0, at_start, inside)
 
     first = jobs.first_of_chunk
-    carry = (after_bar, _zeros(state), _zeros(rows))
-    after_bar, state_bar, rows_bar = lax.fori_loop(first[index], first[index + 1], pull, carry)
-    return after_bar, (state_bar, rows_bar)
+    carry = (_zeros(state), _zeros(rows))
+    return lax.fori_loop(first[index], first[index + 1], pull, carry)
 
 
 _run.defvjp(_run_fwd, _run_bwd)
