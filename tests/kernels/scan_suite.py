@@ -23,7 +23,7 @@ IMPLEMENTATIONS = ("reference", "xla", "pallas")
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """One compiled shape; `dims` are the operation's, `core` ones test gradients every time."""
+    """One compiled shape; `dims` are the operation's, `core` ones run every time."""
 
     batch: int
     length: int

@@ -1,5 +1,7 @@
 """SSD against float64, at the ends of what decays, step sizes and lengths can be."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,14 +40,17 @@ def _inputs(length, log_decay, seed=0, heads=2, head_dim=4, state_dim=8):
     }
 
 
-def _check(inputs, implementation, chunk=64):
+@functools.cache
+def _compiled(implementation):
+    return jax.jit(
+        lambda inputs, state: ssd_scan(**inputs, initial_state=state, implementation=implementation)
+    )
+
+
+def _check(inputs, implementation):
     state = inputs.pop("state")
     length = inputs["x"].shape[1]
-    result = jax.jit(
-        lambda inputs, state: ssd_scan(
-            **inputs, initial_state=state, chunk=chunk, implementation=implementation
-        )
-    )(jax.tree.map(jnp.asarray, inputs), jnp.asarray(state))
+    result = _compiled(implementation)(jax.tree.map(jnp.asarray, inputs), jnp.asarray(state))
     wide = {name: value.astype(np.float64) for name, value in inputs.items()}
     y, final = _float64(*wide.values(), state[0].astype(np.float64))
     for found, expected in ((result.y[0], y), (result.final_state[0], final)):
@@ -118,7 +123,7 @@ def test_bfloat16_inputs_keep_a_float32_state(implementation) -> None:
     state = inputs.pop("state")
     inputs |= {name: inputs[name].astype(jnp.bfloat16) for name in ("x", "B", "C")}
     offsets = jnp.array([[64, 77]], jnp.int32)
-    result = ssd_scan(
+    result = jax.jit(ssd_scan, static_argnames="implementation")(
         **inputs, initial_state=state, capture_offsets=offsets, implementation=implementation
     )
     assert result.y.dtype == jnp.bfloat16
