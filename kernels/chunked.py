@@ -53,6 +53,7 @@ def chunked_scan(
     bounds: Bounds,
     chunk: int,
     publish: PublishFn = unchanged,
+    unrolled_chunks: int = UNROLLED_CHUNKS,
 ) -> tuple[Tree, Tree, Tree]:
     """Run `chunk_fn` over all chunks from left to right.
 
@@ -67,6 +68,8 @@ def chunked_scan(
         chunk: rows a chunk.
         publish: turns the carried layout of a state into the public one, for the final state and
             each capture that is made.
+        unrolled_chunks: up to so many chunks are laid out one after another; 0 where a chunk is
+            large work of many small operations, which only take longer to compile that way.
 
     Returns:
         y as a tree of [batch, length, ...], the final state, and the captures as a tree of
@@ -75,7 +78,7 @@ def chunked_scan(
     batch, slots = bounds.offsets_BK.shape
     length = jax.tree.leaves(rows)[0].shape[1]
     jobs = _plan_jobs(bounds, chunk, length // chunk)
-    y, final, flat = _run(chunk_fn, chunk, publish, rows, initial_state, jobs)
+    y, final, flat = _run(chunk_fn, chunk, publish, unrolled_chunks, rows, initial_state, jobs)
     captured = jax.tree.map(lambda leaf: leaf.reshape((batch, slots, *leaf.shape[1:])), flat)
     return y, final, captured
 
@@ -176,11 +179,12 @@ def _capture(
     return lax.fori_loop(*positions, write, captured)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
 def _run(
     chunk_fn: ChunkFn,
     chunk: int,
     publish: PublishFn,
+    unrolled_chunks: int,
     rows: Tree,
     initial_state: Tree,
     jobs: _Jobs,
@@ -208,7 +212,7 @@ def _run(
         return _capture(chunk_fn, chunk, publish, index, jobs, positions, state, rows, captured)
 
     first = jobs.first_of_chunk
-    if num_chunks <= UNROLLED_CHUNKS:
+    if num_chunks <= unrolled_chunks:
         parts = []
         state = initial_state
         for index in range(num_chunks):
@@ -252,11 +256,12 @@ def _run_fwd(
     chunk_fn: ChunkFn,
     chunk: int,
     publish: PublishFn,
+    unrolled_chunks: int,
     rows: Tree,
     initial_state: Tree,
     jobs: _Jobs,
 ) -> tuple[tuple[Tree, Tree, Tree], tuple[Tree, Tree, _Jobs]]:
-    result = _run(chunk_fn, chunk, publish, rows, initial_state, jobs)
+    result = _run(chunk_fn, chunk, publish, unrolled_chunks, rows, initial_state, jobs)
     return result, (rows, initial_state, jobs)
 
 
@@ -264,6 +269,7 @@ def _run_bwd(
     chunk_fn: ChunkFn,
     chunk: int,
     publish: PublishFn,
+    unrolled_chunks: int,
     residuals: tuple[Tree, Tree, _Jobs],
     cotangents: tuple[Tree, Tree, Tree],
 ) -> tuple[Tree, Tree, None]:

@@ -49,7 +49,9 @@ def gated_delta_xla(
     length = v_BTHV.shape[1]
     padded = -(-length // chunk) * chunk
     rows = Rows(*(pad_length(value, padded) for value in (q_BTGK, k_BTGK, v_BTHV, g_BTH, beta_BTH)))
-    y, final, captured = chunked_scan(GatedDeltaChunk(scale), rows, initial_state, bounds, chunk)
+    y, final, captured = chunked_scan(
+        GatedDeltaChunk(scale), rows, initial_state, bounds, chunk, unrolled_chunks=0
+    )
     return ScanResult(y[:, :length], final, captured)
 
 
