@@ -165,16 +165,20 @@ def _capture(
     batch = jax.tree.leaves(rows)[0].shape[0]
 
     def part_of(row: Array) -> Tree:
-        return _take_chunk(_take_row(rows, row), index, chunk)
+        def take(leaf: Array) -> Array:
+            start = (row, index * chunk, *(0,) * (leaf.ndim - 2))
+            return lax.dynamic_slice(leaf, start, (1, chunk, *leaf.shape[2:]))
+
+        return jax.tree.map(take, rows)
 
     def write(position: Array, captured: Tree) -> Tree:
         job, row, count = _job(jobs, position, batch, index, chunk)
         found = lax.cond(
             count == 0,
-            lambda: _take_row(state, row),
-            lambda: _first_rows(chunk_fn, count, _take_row(state, row), part_of(row)),
+            lambda: publish(_take_row(state, row)),
+            lambda: publish(_first_rows(chunk_fn, count, _take_row(state, row), part_of(row))),
         )
-        return _put(captured, publish(found), job, 0)
+        return _put(captured, found, job, 0)
 
     return lax.fori_loop(*positions, write, captured)
 
