@@ -9,6 +9,7 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Float
 
 from kernels.in_kernel import KernelShape
+from kernels.linear_scan import mosaic_gpu
 from kernels.linear_scan.pallas_kernel import GROUP, kernel
 from kernels.platform import (
     chunks_that_fit,
@@ -39,8 +40,8 @@ def linear_pallas(
         b_BTM: inputs.
         initial_state: states before the first token.
         bounds: lengths and normalised capture offsets.
-        platform: "cpu" (interpreted), "tpu", "tpu_interpret" or "cuda"; the default backend's if
-            None.
+        platform: "cpu" (interpreted), "tpu", "tpu_interpret", "cuda" (Triton) or "mosaic_gpu"; the
+            default backend's if None.
         groups_per_tile: groups of 16 rows a block; what fits if None.
 
     Returns:
@@ -50,6 +51,8 @@ def linear_pallas(
         ValueError: blocks that do not fit on the platform.
     """
     platform = platform or kernel_platform("linear_scan")
+    if platform == "mosaic_gpu":
+        return _mosaic_gpu(log_a_BTM, b_BTM, initial_state, bounds)
     batch, length, channels = b_BTM.shape
     dtype = b_BTM.dtype
     slots = bounds.offsets_BK.shape[1]
@@ -75,6 +78,22 @@ def linear_pallas(
     if not slots:
         return ScanResult(y_BTM, final_BM, jnp.zeros((batch, 0, channels), jnp.float32))
     return ScanResult(y_BTM, final_BM, captured[0][:, :, :channels])
+
+
+def _mosaic_gpu(log_a_BTM: Array, b_BTM: Array, initial_state: Array, bounds: Bounds) -> ScanResult:
+    batch, _, channels = b_BTM.shape
+    slots = bounds.offsets_BK.shape[1]
+    wide = -(-channels // mosaic_gpu.WIDTH) * mosaic_gpu.WIDTH
+    y_BTM, final_BM, *captured = mosaic_gpu.call(
+        slots,
+        jnp.concatenate([bounds.lengths_B[:, None], bounds.offsets_BK], axis=1),
+        _widen(log_a_BTM, wide),
+        _widen(b_BTM, wide),
+        _widen(initial_state[:, None], wide)[:, 0],
+    )
+    none = jnp.zeros((batch, 0, channels), jnp.float32)
+    captured_BKM = captured[0][:, :, :channels] if slots else none
+    return ScanResult(y_BTM[:, :, :channels], final_BM[:, :channels], captured_BKM)
 
 
 def _widen(array: Array, channels: int) -> Array:

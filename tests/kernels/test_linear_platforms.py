@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels.linear_scan.pallas import linear_pallas
 from kernels.platform import VMEM_BUDGET_BYTES, vmem_bytes
@@ -45,12 +46,15 @@ def _launch(platform, **options):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("slots", [0, 4])
 @pytest.mark.parametrize(
-    ("platform", "kind"), [*(("tpu", kind) for kind in TPU_KINDS), ("cuda", GPU_KIND)]
+    ("platform", "kind"),
+    [*(("tpu", kind) for kind in TPU_KINDS), ("cuda", GPU_KIND), ("mosaic_gpu", GPU_KIND)],
 )
 def test_lowers_to_one_kernel(platform, kind, slots, dtype) -> None:
+    target = "tpu" if platform == "tpu" else "cuda"
     for shape in SHAPES:
-        text = lowered_text(platform, kind, _launch(platform), *_shapes(shape, dtype, slots))
+        text = lowered_text(target, kind, _launch(platform), *_shapes(shape, dtype, slots))
         assert kernel_calls(text) == 1
+        assert ("mosaic_gpu" in text) == (platform == "mosaic_gpu")
 
 
 def test_what_cannot_fit_is_an_error() -> None:
@@ -77,3 +81,17 @@ def test_the_simulated_tpu_finds_no_race_and_reads_nothing_unwritten() -> None:
     for found, expected in zip(simulated, plain, strict=True):
         assert np.isfinite(found).all()
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(
+    not hasattr(plgpu, "InterpretGPUParams"), reason="jax 0.10 does not export the GPU simulator"
+)
+def test_the_simulated_gpu_gives_the_bits_of_the_plain_loop() -> None:
+    arrays = _values((3, 48, 130))
+    lengths = jnp.array([43, 48, 0], jnp.int32)
+    offsets = jnp.array([[16, 0, 37], [48, 1, 17], [0, 0, 0]], jnp.int32)
+    with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams()):
+        simulated = _launch("mosaic_gpu")(*arrays, Bounds(lengths, offsets))
+    plain = _launch("cpu")(*arrays, Bounds(lengths, offsets))
+    for found, expected in zip(simulated, plain, strict=True):
+        np.testing.assert_array_equal(found, expected)
