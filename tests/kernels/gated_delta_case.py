@@ -51,7 +51,7 @@ GATED_DELTA = ScanOp(
     name="gated_delta",
     shapes=(
         Shape(1, 32, 3, 16, (2, 2, 8, 8)),
-        Shape(2, 40, 4, 16, (2, 4, 16, 8), core=True),
+        Shape(2, 48, 4, 16, (2, 4, 16, 8), core=True),
         Shape(3, 40, 3, 8, (1, 2, 8, 16)),
         Shape(2, 40, 3, 32, (2, 4, 16, 8), "bfloat16"),
         Shape(2, 1, 1, 16, (2, 2, 8, 8)),
