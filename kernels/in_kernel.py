@@ -9,6 +9,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Int32
 
 from kernels.decay import LogDecay, split_log_decay
 
@@ -28,6 +29,26 @@ class KernelShape:
     chunks_per_tile: int
     num_tiles: int
     slots: int
+
+
+NEVER = 2**30
+"""An offset behind every row's end."""
+
+
+def capture_order(offsets_BK: Int32[Array, "B K"]) -> Int32[Array, "B J"]:
+    """Captures of each row from left to right, for a kernel that runs from one to the next.
+
+    Args:
+        offsets_BK: normalised offsets, 0 in unused slots.
+
+    Returns:
+        int32 [batch, 2 (slots + 1)]: offsets in order, unused ones and one more at `NEVER`; then
+        their slots.
+    """
+    later_BK = jnp.where(offsets_BK > 0, offsets_BK, NEVER)
+    end_BK = jnp.pad(later_BK, ((0, 0), (0, 1)), constant_values=NEVER)
+    slot_BK = jnp.argsort(end_BK, axis=1).astype(jnp.int32)
+    return jnp.concatenate([jnp.take_along_axis(end_BK, slot_BK, axis=1), slot_BK], axis=1)
 
 
 def square(size: int) -> tuple[jax.Array, jax.Array]:

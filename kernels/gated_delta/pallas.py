@@ -90,7 +90,7 @@ def gated_delta_pallas(
     if not slots:
         none = jnp.zeros((batch, 0, *final.shape[1:]), jnp.float32)
         return ScanResult(y_BTHV, final, none)
-    captured_BKHKV = captured[0].transpose(0, 2, 1, 3, 4)[..., :key_dim, :value_dim]
+    captured_BKHKV = captured[0][..., :key_dim, :value_dim]
     return ScanResult(y_BTHV, final, captured_BKHKV)
 
 
@@ -145,12 +145,12 @@ def _call(
         in_specs = [scalars_spec(platform, bounds.offsets_BK.shape), *in_specs]
         out_specs.append(
             pl.BlockSpec(
-                (1, 1, shape.slots, key_dim, columns),
-                lambda row, head, column, at: (row, head, 0, 0, column),
+                (1, shape.slots, 1, key_dim, columns),
+                lambda row, head, column, at: (row, 0, head, 0, column),
             )
         )
         out_shape.append(
-            jax.ShapeDtypeStruct((batch, heads, shape.slots, key_dim, value_dim), jnp.float32)
+            jax.ShapeDtypeStruct((batch, shape.slots, heads, key_dim, value_dim), jnp.float32)
         )
     return pl.pallas_call(
         partial(kernel, shape, scale),

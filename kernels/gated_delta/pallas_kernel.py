@@ -44,7 +44,7 @@ def kernel(shape: KernelShape, scale: float, *refs: Any) -> None:
         if captured_ref is not None:
 
             def clear(slot: jax.Array, _: None) -> None:
-                captured_ref[0, 0, slot] = jnp.zeros(captured_ref.shape[3:], jnp.float32)
+                captured_ref[0, slot, 0] = jnp.zeros(captured_ref.shape[3:], jnp.float32)
 
             lax.fori_loop(0, shape.slots, clear, None)
 
@@ -74,7 +74,7 @@ def kernel(shape: KernelShape, scale: float, *refs: Any) -> None:
 
                 @pl.when((count > 0) & (count <= shape.chunk))
                 def _store() -> None:
-                    captured_ref[0, 0, slot] = state_after(state_KV, chunk, write_CV, count)
+                    captured_ref[0, slot, 0] = state_after(state_KV, chunk, write_CV, count)
 
             lax.fori_loop(0, shape.slots, capture, None)
         return state_after(state_KV, chunk, write_CV, shape.chunk)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float
 
+from kernels.in_kernel import capture_order
 from kernels.platform import (
     check_cuda_block,
     chunks_that_fit,
@@ -84,7 +85,7 @@ def ssd_pallas(
     y_BHTP, final, *captured = _call(shape, platform, bounds, operands)
     y_BTHP = y_BHTP.transpose(0, 2, 1, 3)[:, :length]
     if slots:
-        return ScanResult(y_BTHP, final, captured[0].transpose(0, 2, 1, 3, 4))
+        return ScanResult(y_BTHP, final, captured[0])
     return ScanResult(y_BTHP, final, jnp.zeros((batch, 0, *final.shape[1:]), jnp.float32))
 
 
@@ -121,11 +122,17 @@ def _call(
         jax.ShapeDtypeStruct(initial.shape, jnp.float32),
     ]
     if shape.slots:
-        operands = [bounds.offsets_BK, *operands]
-        in_specs = [scalars_spec(platform, bounds.offsets_BK.shape), *in_specs]
-        out_specs.append(by_head(shape.slots, head_dim, state_dim))
+        captures = capture_order(bounds.offsets_BK)
+        operands = [captures, *operands]
+        in_specs = [scalars_spec(platform, captures.shape), *in_specs]
+        out_specs.append(
+            pl.BlockSpec(
+                (1, shape.slots, 1, head_dim, state_dim),
+                lambda row, head, at: (row, 0, head, 0, 0),
+            )
+        )
         out_shape.append(
-            jax.ShapeDtypeStruct((batch, heads, shape.slots, head_dim, state_dim), jnp.float32)
+            jax.ShapeDtypeStruct((batch, shape.slots, heads, head_dim, state_dim), jnp.float32)
         )
     return pl.pallas_call(
         partial(kernel, shape),

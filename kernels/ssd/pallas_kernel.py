@@ -30,8 +30,11 @@ class Chunk(NamedTuple):
 
 
 def kernel(shape: KernelShape, *refs: Any) -> None:
-    """Refs: [offsets,] x, log-decay, dt, B, C, initial state | y, final state [, captured]."""
-    offsets_ref, captured_ref = (refs[0], refs[-1]) if shape.slots else (None, None)
+    """Refs: [captures,] x, log-decay, dt, B, C, initial state | y, final state [, captured].
+
+    `captures` is what :func:`kernels.in_kernel.capture_order` makes.
+    """
+    captures_ref, captured_ref = (refs[0], refs[-1]) if shape.slots else (None, None)
     blocks = refs[1:-1] if shape.slots else refs
     x_ref, log_decay_ref, dt_ref, B_ref, C_ref, initial_ref, y_ref, final_ref = blocks
     row = pl.program_id(0)
@@ -42,7 +45,7 @@ def kernel(shape: KernelShape, *refs: Any) -> None:
         if captured_ref is not None:
 
             def clear(slot: jax.Array, _: None) -> None:
-                captured_ref[0, 0, slot] = jnp.zeros(captured_ref.shape[3:], jnp.float32)
+                captured_ref[0, slot, 0] = jnp.zeros(captured_ref.shape[3:], jnp.float32)
 
             lax.fori_loop(0, shape.slots, clear, None)
 
@@ -51,32 +54,48 @@ def kernel(shape: KernelShape, *refs: Any) -> None:
     else:
         start()
 
-    def step(index: jax.Array, state_PN: jax.Array) -> jax.Array:
+    def load(index: jax.Array) -> Chunk:
         rows = pl.ds(index * shape.chunk, shape.chunk)
-        chunk = Chunk(
+        return Chunk(
             x_ref[0, 0, rows, :],
             log_decay_ref[0, 0, pl.ds(index, 1), :],
             dt_ref[0, 0, pl.ds(index, 1), :],
             B_ref[0, 0, rows, :],
             C_ref[0, 0, rows, :],
         )
-        new_PN = state_after(state_PN, chunk)
+
+    def step(index: jax.Array, state_PN: jax.Array) -> jax.Array:
+        chunk = load(index)
+        rows = pl.ds(index * shape.chunk, shape.chunk)
         y_ref[0, 0, rows, :] = outputs(state_PN, chunk).astype(y_ref.dtype)
-        if offsets_ref is not None and captured_ref is not None:
-            first = (tile * shape.chunks_per_tile + index) * shape.chunk
+        return state_after(state_PN, chunk)
 
-            def capture(slot: jax.Array, _: None) -> None:
-                count = offsets_ref[row, slot] - first
+    def stretch(position: jax.Array, carry: tuple[jax.Array, jax.Array]) -> Any:
+        """Run up to the chunk that holds a capture, and take it from the state before that chunk.
 
-                @pl.when((count > 0) & (count <= shape.chunk))
-                def _store() -> None:
-                    partial_PN = state_after(state_PN, first_rows(chunk, count))
-                    captured_ref[0, 0, slot] = jnp.where(count == shape.chunk, new_PN, partial_PN)
+        The chunks between two captures run in a loop that knows of neither; captures inside it
+        would slow down every chunk.
+        """
+        start, state_PN = carry
+        tokens = shape.chunks_per_tile * shape.chunk
+        offset = captures_ref[row, position] - tile * tokens
+        end = jnp.clip((offset - 1) // shape.chunk, start, shape.chunks_per_tile)
+        state_PN = lax.fori_loop(start, end, step, state_PN)
 
-            lax.fori_loop(0, shape.slots, capture, None)
-        return new_PN
+        @pl.when((offset > 0) & (offset <= tokens))
+        def _store() -> None:
+            slot = captures_ref[row, shape.slots + 1 + position]
+            chunk = first_rows(load(end), offset - end * shape.chunk)
+            captured_ref[0, slot, 0] = state_after(state_PN, chunk)
 
-    final_ref[0, 0] = lax.fori_loop(0, shape.chunks_per_tile, step, final_ref[0, 0])
+        return end, state_PN
+
+    if captures_ref is None:
+        state_PN = lax.fori_loop(0, shape.chunks_per_tile, step, final_ref[0, 0])
+    else:
+        carry = (jnp.zeros((), jnp.int32), final_ref[0, 0])
+        _, state_PN = lax.fori_loop(0, shape.slots + 1, stretch, carry)
+    final_ref[0, 0] = state_PN
 
 
 def first_rows(chunk: Chunk, count: jax.Array) -> Chunk:
