@@ -24,16 +24,17 @@ class SweepProgress:
     Args:
         cells: how many cells will run.
         requests: how many requests each has.
+        unit: what is counted, where it is not requests.
     """
 
-    def __init__(self, cells: int, requests: int) -> None:
+    def __init__(self, cells: int, requests: int, unit: str = "requests") -> None:
         self.cells, self.requests, self.done = cells, requests, 0
         self.console = Console(stderr=True, highlight=False)
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
-            TextColumn("requests"),
+            TextColumn(unit),
             TimeRemainingColumn(),
             console=self.console,
             disable=not self.console.is_terminal,
@@ -78,9 +79,13 @@ class SweepProgress:
             self.bar.advance(self.task)
             yield row
 
-    def end_cell(self) -> None:
-        """Count one cell; where there is no terminal, say so."""
+    def end_cell(self, took_s: float | None = None) -> None:
+        """Count one cell; where there is no terminal, say so.
+
+        Args:
+            took_s: seconds that the cell took, where it ran elsewhere.
+        """
         self.done += 1
         if not self.console.is_terminal:
-            took_s = time.perf_counter() - self.started_s
+            took_s = time.perf_counter() - self.started_s if took_s is None else took_s
             self.console.print(f"[{self.done}/{self.cells}] {self.label}: {took_s:.1f} s")

@@ -17,6 +17,7 @@ from experiments import (
     bench_against_torch,
     bench_kernels,
     bench_prefill,
+    policy_report,
     tail_split,
 )
 from experiments.errors import UserError, run_main
@@ -28,6 +29,7 @@ HEADLINES: dict[str, Callable[[Rows], str]] = {
     "bench_against_torch": bench_against_torch.headline,
     "bench_kernels": bench_kernels.headline,
     "bench_prefill": bench_prefill.headline,
+    "compare_policies": policy_report.headline,
     "tail_split": tail_split.headline,
 }
 
@@ -63,8 +65,8 @@ def row(folder: Path) -> str:
         (commit["commit"] or "unknown")[:7] + ("+" if commit["dirty"] else "")
         for commit in config["commits"]
     )
-    devices = ", ".join(dict.fromkeys(environment["devices"]))
-    machine = f"{devices}, {environment['cpu_count']} cores"
+    devices = dict.fromkeys(environment.get("devices", ()))
+    machine = ", ".join((*devices, f"{environment['cpu_count']} cores"))
     versions = f"jax {environment['jax']}, Python {environment['python']}"
     command = f"`{experiment} {'--quick' if config['config']['quick'] else ''}".rstrip() + "`"
     cells = (config["created"][:10], command, commits, machine, versions)

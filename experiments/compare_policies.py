@@ -1,0 +1,287 @@
+"""Which placement and eviction of snapshots replays least, and how far is it from optimal?
+
+Replays real traces against the engine's own prefix index, without a model: every placement with
+every eviction at every budget of snapshots, beside a bound that no policy can beat. Keys and values
+have room without limit unless --kv-gb says otherwise, so that budgets buy snapshots alone.
+
+    python -m experiments.compare_policies --trace mooncake=conversation_trace.jsonl.gz
+    python -m experiments.compare_policies --trace a.jsonl b.jsonl --model nemotron-h-8b \\
+        --placements sglang tail|every:8192tok --evictions lru served_demand --snapshots 100 1000
+
+Hardware: a CPU core a worker, about 1 GB of memory each for the largest trace.
+Expected time: 2 to 20 seconds a policy and budget for traces of ten thousand requests and more.
+Expected result: no published pair is best everywhere; where snapshots are few, what is evicted
+matters more than where they are placed; all stay far above the offline bound.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from experiments.environment import describe_environment
+from experiments.errors import UserError, as_user_error, run_main
+from experiments.policy_cells import (
+    OfflineBounds,
+    Replay,
+    Setting,
+    Task,
+    default_budgets,
+    describe_cell,
+    run_tasks,
+)
+from experiments.policy_options import ReplayOptions, TraceSource, describe_trace, placement_for
+from experiments.progress import SweepProgress
+from experiments.run_folder import RunFolder
+from planner.eviction import Budget
+from planner.eviction_policies import EVICTIONS, make_eviction
+from planner.trace import TraceRequest
+
+PLACEMENTS = (
+    "every:8192tok",
+    "chunk_ends:8192tok",
+    "last",
+    "tail",
+    "marconi",
+    "sglang",
+    "megatron",
+    "balanced:4",
+    "sqrt",
+    "dyadic",
+    "dp:4",
+    "llama_cpp",
+)
+"""vLLM's default, `vllm:0`, asks for the same positions as `sglang`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparePolicies(ReplayOptions):
+    """Compare where snapshots go and which go first, on recorded traces."""
+
+    trace: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[NAME=]PATH")]
+    """Recorded requests: Mooncake JSONL, WEKA sessions, agent JSONL; plain or .gz."""
+    placements: tuple[str, ...] = PLACEMENTS
+    """Placement policies; "|" unites two, a number that ends in "tok" is in tokens."""
+    evictions: tuple[str, ...] = tuple(EVICTIONS)
+    """Eviction policies."""
+    snapshots: tuple[int, ...] = ()
+    """Budgets, in snapshots; by default four that fit the length of each trace."""
+    kv_gb: float = math.inf
+    """Budget of keys and values, in GB; inf is no limit."""
+    concurrency: int = 1
+    """Requests in flight: each is looked up before the ones in flight have left anything."""
+    out: Path | None = None
+    """Run folder; finished cells in it are skipped. By default a dated one under runs/."""
+    table: Path | None = None
+    """Write the tables to this Markdown file too."""
+    quick: bool = False
+    """Shrink everything, to see that it runs; the figures mean nothing."""
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without the traces."""
+        super().__post_init__()
+        for name in ("trace", "placements", "evictions"):
+            values = getattr(self, name)
+            if not values or len(set(values)) < len(values):
+                raise UserError(
+                    f"--{name} {' '.join(values)}: expected at least one value, each once"
+                )
+        if self.snapshots and min(self.snapshots) < 1:
+            raise UserError(f"--snapshots {min(self.snapshots)}: expected at least 1")
+        if not self.kv_gb > 0:
+            raise UserError(f"--kv-gb {self.kv_gb}: expected more than 0")
+        if self.concurrency < 1:
+            raise UserError(f"--concurrency {self.concurrency}: expected at least 1")
+
+    def shrunk(self) -> "ComparePolicies":
+        """The same run on few requests and policies, where --quick asks for it."""
+        if not self.quick:
+            return self
+        return dataclasses.replace(
+            self,
+            max_requests=min(200, self.max_requests or 200),
+            placements=self.placements if self.placements != PLACEMENTS else ("last", "sglang"),
+            snapshots=self.snapshots or (3, 10),
+            workers=1,
+        )
+
+    def sources(self) -> list[TraceSource]:
+        """The traces.
+
+        Raises:
+            UserError: two of one name.
+        """
+        found = [self.source(text) for text in self.trace]
+        names = [source.name for source in found]
+        if len(set(names)) < len(names):
+            raise UserError(
+                f"--trace {' '.join(self.trace)}: expected different names, got {', '.join(names)};"
+                " NAME=PATH gives one"
+            )
+        return found
+
+    def budgets(self, requests: int) -> tuple[int, ...]:
+        """Numbers of snapshots for a trace of so many requests, ascending."""
+        return tuple(sorted(set(self.snapshots))) or default_budgets(requests)
+
+    def config(self, traces: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """All that figures depend on, and no path.
+
+        Args:
+            traces: see `describe_trace`.
+
+        Returns:
+            JSON values.
+        """
+        costs, timing = self.costs(), self.timing()
+        return {
+            "traces": list(traces),
+            **{
+                name: getattr(self, name)
+                for name in (
+                    "model",
+                    "dtype",
+                    "tile",
+                    "chunk",
+                    "concurrency",
+                    "placements",
+                    "evictions",
+                    "snapshots",
+                    "quick",
+                )
+            },
+            "kv_gb": self.kv_gb if math.isfinite(self.kv_gb) else None,
+            "snapshot_bytes": costs.snapshot_bytes,
+            "kv_bytes_per_token": costs.kv_bytes_per_token,
+            "times": self.timing_words(),
+            "overhead_s": timing.overhead_s,
+            "seconds_per_flop": timing.seconds_per_flop,
+        }
+
+
+def check_policies(
+    options: ComparePolicies, source: TraceSource, requests: Sequence[TraceRequest]
+) -> None:
+    """Refuse unknown policies and arguments before anything runs.
+
+    Args:
+        options: the command line.
+        source, requests: a trace.
+
+    Raises:
+        UserError: names the policy and what is known.
+    """
+    block_size, costs = requests[0].block_size, options.costs()
+    for spec in options.placements:
+        with as_user_error(f"--placements, on {source.name}"):
+            placement_for(spec, block_size)
+    for name in options.evictions:
+        with as_user_error("--evictions"):
+            make_eviction(name, costs, block_size)
+
+
+def tasks_of(
+    options: ComparePolicies, source: TraceSource, requests: Sequence[TraceRequest]
+) -> list[Task]:
+    """All that is to be run on a trace: the bounds, then every policy at every budget.
+
+    Args:
+        options: the command line.
+        source, requests: the trace.
+
+    Returns:
+        Tasks.
+    """
+    costs = options.costs()
+    setting = Setting(
+        source,
+        costs,
+        options.tile_for(requests, source.name),
+        options.chunk,
+        options.concurrency,
+        options.timing(),
+    )
+    budgets = options.budgets(len(requests))
+    bounds = tuple({"kind": "bound", "trace": source.name, "snapshots": count} for count in budgets)
+    kv_bytes = round(options.kv_gb * 1e9) if math.isfinite(options.kv_gb) else None
+    return [
+        OfflineBounds(setting, bounds),
+        *(
+            Replay(
+                setting,
+                {
+                    "kind": "policy",
+                    "trace": source.name,
+                    "placement": placement,
+                    "eviction": eviction,
+                    "snapshots": count,
+                },
+                placement,
+                eviction,
+                Budget(kv_bytes=kv_bytes, snapshot_bytes=count * costs.snapshot_bytes),
+            )
+            for placement in options.placements
+            for eviction in options.evictions
+            for count in budgets
+        ),
+    ]
+
+
+def unfinished(run: RunFolder, tasks: Sequence[Task]) -> list[Task]:
+    """The tasks, without the cells that the run folder holds already."""
+    found: list[Task] = []
+    for task in tasks:
+        if isinstance(task, Replay):
+            found += [task] * (not run.is_finished(task.cell))
+        elif missing := tuple(cell for cell in task.cells if not run.is_finished(cell)):
+            found.append(dataclasses.replace(task, cells=missing))
+    return found
+
+
+def run_missing(options: ComparePolicies, run: RunFolder, tasks: Sequence[Task]) -> None:
+    """Run what is missing and record each cell as it comes."""
+    count = sum(len(_cells(task)) for task in tasks)
+    with SweepProgress(count, 1, "replays") as progress:
+        for cell, row in run_tasks(tasks, options.workers):
+            progress.start_cell(describe_cell(cell))
+            run.write_cell(cell, progress.count([row]), 1)
+            progress.end_cell(row["wall_s"])
+
+
+def _cells(task: Task) -> tuple[dict[str, Any], ...]:
+    return (task.cell,) if isinstance(task, Replay) else task.cells
+
+
+def main() -> None:
+    """Parse the command line and run what is missing."""
+    options = tyro.cli(
+        ComparePolicies, prog="python -m experiments.compare_policies", description=__doc__
+    ).shrunk()
+    tasks: list[Task] = []
+    described = []
+    for source in options.sources():
+        requests = source.load()
+        check_policies(options, source, requests)
+        tasks += tasks_of(options, source, requests)
+        described.append(describe_trace(source.name, requests))
+    environment = describe_environment(devices=False)
+    config = options.config(described)
+    with RunFolder.open(options.out, "compare_policies", config, environment) as run:
+        for notice in run.notices:
+            print(f"note: {notice}")
+        missing = unfinished(run, tasks)
+        cells = [sum(len(_cells(task)) for task in some) for some in (missing, tasks)]
+        print(f"{cells[0]:,} of {cells[1]:,} cells to run, {options.workers} at a time")
+        run_missing(options, run, missing)
+
+        from experiments.policy_report import report
+
+        report(run.path, options.table)
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,227 @@
+"""The policy comparison end to end on small traces, and the page and tables that come of it."""
+
+import dataclasses
+import json
+import re
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+from experiments import compare_policies, run_table
+from experiments.compare_policies import ComparePolicies, tasks_of, unfinished
+from experiments.errors import UserError, run_main
+from experiments.policy_cells import DEPTH_BINS, run_tasks
+from experiments.policy_options import placement_for
+from experiments.policy_report import OWN, Standing, by_trace, ranking, standings
+from experiments.run_folder import METRICS, RunFolder, read_config, read_rows
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    """Twelve conversations of five turns, in turn, in the form of Mooncake's traces."""
+    path = tmp_path_factory.mktemp("traces") / "talk.jsonl"
+    block, total = 512, {}
+    next_id, lines = 1000, []
+    for turn in range(5):
+        for talk in range(12):
+            ids = total.setdefault(talk, [0, 1, 10 + talk % 3])
+            ids.extend(range(next_id, next_id + 2 + talk % 2))
+            next_id += 10
+            lines.append(
+                {
+                    "timestamp": 1000 * (12 * turn + talk),
+                    "input_length": len(ids) * block,
+                    "output_length": 10,
+                    "hash_ids": list(ids),
+                }
+            )
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def run(out, trace, *arguments):
+    options = ("--trace", trace, "--out", out, "--model", "tiny", "--workers", 1, *arguments)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["compare_policies", *map(str, options)])
+        patch.setenv("COLUMNS", "80")
+        run_main(compare_policies.main)
+
+
+POLICIES = ("--placements", "last", "sglang", "every:1024tok", "--snapshots", "3", "8", "20")
+
+
+@pytest.fixture(scope="module")
+def compared(trace, tmp_path_factory):
+    out = tmp_path_factory.mktemp("compared") / "run"
+    run(out, trace, *POLICIES, "--table", out.parent / "tables.md")
+    return out
+
+
+def test_every_cell_is_there_and_adds_up(compared):
+    found = standings(read_rows(compared))
+    assert [s.snapshots for s in found] == [3, 8, 20]
+    for standing in found:
+        assert len(standing.policies) == 3 * 6
+        for row in standing.policies.values():
+            assert row["total"] == row["restored"] + row["recomputed"] == standing.bound["total"]
+            assert row["matched"] == row["restored"] + row["replayed"] == standing.bound["matched"]
+            assert row["replayed"] >= standing.bound["replayed"]  # nobody beats the bound
+            for counts in (row["restored_at"], row["matched_at"]):
+                assert len(counts) == DEPTH_BINS + 1
+                assert sum(counts) == row["requests"] == sum(row["reasons"].values()) == 60
+            assert 0 < row["p50_time_to_first_token_s"] <= row["p99_time_to_first_token_s"]
+        assert standing.bound["achieved_replayed"] >= standing.bound["replayed"]
+    shares = [standing.replayed_share(("sglang", "lru")) for standing in found]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] > shares[-1]
+
+
+def test_ranking_and_gain_follow_the_figures():
+    def row(recomputed):
+        return {"recomputed": recomputed, "total": 100, "matched": 80}
+
+    bound = row(20) | {"replayed": 0, "bound": "exact"}
+    policies = {("last", "lru"): row(60), ("tail", "lru"): row(40), OWN: row(30)}
+    standing = Standing("t", 3, bound, policies)
+    assert ranking([standing]) == [OWN, ("tail", "lru"), ("last", "lru")]
+    assert standing.published == ("tail", "lru")
+    assert standing.replayed_share(("tail", "lru")) == 0.25
+    assert standing.gain() == pytest.approx(0.5)
+    harder = Standing("t", 3, row(25) | {"replayed": 5}, policies)
+    assert harder.gap_closed() == pytest.approx(2 / 3)
+    assert by_trace([standing]) == {"t": [standing]}
+
+
+class Page(HTMLParser):
+    """Links and tags of a page; every tag that is opened must be closed."""
+
+    VOID = frozenset({"meta", "link", "br", "img", "path", "use", "rect", "clipPath"})
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen, self.outside = [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.seen.append(tag)
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self.outside += [
+            value
+            for name, value in attributes
+            if name in ("href", "src", "xlink:href") and not value.startswith("#")
+        ]
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+def test_the_page_stands_alone(compared):
+    text = (compared / "index.html").read_text()
+    page = Page()
+    page.feed(text)
+    assert page.open == []
+    assert page.outside == []
+    assert page.seen.count("svg") == 4
+    assert "@import" not in text
+    assert "url(http" not in text
+    ids = re.findall(r'\bid="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+    used = re.findall(r'(?:href="#|url\(#)([^")]+)', text)
+    assert used
+    assert set(used) <= set(ids)
+    assert str(compared.parent) not in text
+
+
+def test_tables_say_how_they_were_made_and_hold_no_path(compared, trace):
+    text = (compared.parent / "tables.md").read_text()
+    assert text == (compared / "tables.md").read_text()
+    assert "python -m experiments.compare_policies --trace talk=PATH --model tiny" in text
+    assert str(trace.parent) not in text + json.dumps(read_config(compared))
+    assert text.count("| every:1024tok |") == 6
+    assert "| sglang | served_demand |" in text
+
+
+def test_a_cut_off_run_goes_on_and_a_finished_one_runs_nothing(compared, trace, capsys):
+    before = read_rows(compared)
+    run(compared, trace, *POLICIES)
+    shown = capsys.readouterr().out
+    assert "0 of 57 cells to run" in shown
+    assert max(len(line) for line in shown.splitlines() if str(compared) not in line) <= 80
+    lines = (compared / METRICS).read_text().splitlines(keepends=True)
+    (compared / METRICS).write_text("".join(lines[1:-3]) + lines[-3][:30])
+    run(compared, trace, *POLICIES)
+    assert "4 of 57 cells to run" in capsys.readouterr().out
+
+    def figures(rows):
+        return sorted((r["cell"], r["recomputed"], r.get("restored_at")) for r in rows)
+
+    assert figures(read_rows(compared)) == figures(before)
+
+
+def test_processes_give_what_one_gives(trace, compared):
+    options = ComparePolicies(
+        trace=(str(trace),), model="tiny", placements=("sglang",), evictions=("served_demand",),
+        snapshots=(3, 8),
+    )  # fmt: skip
+    (source,) = options.sources()
+    tasks = tasks_of(options, source, source.load())
+    found = {json.dumps(cell): row for cell, row in run_tasks(tasks, 2)}
+    assert len(found) == 4
+    there = [row for row in read_rows(compared) if row["snapshots"] in (3, 8)]
+    for cell, row in found.items():
+        same = [r for r in there if all(r[k] == v for k, v in json.loads(cell).items())]
+        assert [r["recomputed"] for r in same] == [row["recomputed"]]
+
+
+def test_part_of_the_bounds_may_be_there(trace, tmp_path):
+    options = ComparePolicies(trace=(str(trace),), model="tiny", placements=("last",))
+    (source,) = options.sources()
+    bounds, *others = tasks_of(options, source, source.load())
+    assert [cell["snapshots"] for cell in bounds.cells] == [1, 3, 10]  # a quarter of 60 requests
+    with RunFolder.open(tmp_path / "run", "x", {}, {}) as folder:
+        folder.write_cell(bounds.cells[1], [{"replayed": 0}], 1)
+        rest, *same = unfinished(folder, [bounds, *others])
+    assert rest == dataclasses.replace(bounds, cells=(bounds.cells[0], bounds.cells[2]))
+    assert same == others
+
+
+def test_the_run_table_has_a_row_for_it(compared):
+    assert "less replay than the best published pair: talk" in run_table.row(compared)
+
+
+def test_intervals_in_tokens_follow_the_block_size():
+    assert placement_for("last|every:1024tok", 512).spec == "last|every:2"
+    assert placement_for("vllm:1024", 512).spec == "vllm:1024"
+    with pytest.raises(ValueError, match="1000 tokens are no whole number of blocks of 512"):
+        placement_for("every:1000tok", 512)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--placements", "nosuch"), "unknown placement 'nosuch'"),
+        (("--evictions", "nosuch"), "eviction must be one of"),
+        (("--placements", "last", "last"), "--placements last last: expected at least one value"),
+        (("--snapshots", "0"), "--snapshots 0: expected at least 1"),
+        (("--model", "nosuch"), "--model nosuch: unknown preset"),
+        (("--tile", "700"), "--tile 700: expected a multiple of the blocks of talk, 512"),
+        (("--tile", "1024", "--placements", "every:1"), "off the grid of 1024 tokens"),
+        (("--kv-gb", "0"), "--kv-gb 0.0: expected more than 0"),
+        (("--workers", "0"), "--workers 0: expected at least 1"),
+    ],
+)
+def test_wrong_use_is_one_clear_line(arguments, message, trace, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        run(tmp_path / "run", trace, *arguments)
+    error = capsys.readouterr().err.splitlines()
+    assert stopped.value.code == 2
+    assert message in error[-1]
+
+
+def test_two_traces_of_one_name_need_names(trace):
+    with pytest.raises(UserError, match="expected different names, got talk, talk"):
+        ComparePolicies(trace=(str(trace), f"talk={trace}")).sources()
+    named = ComparePolicies(trace=(str(trace), f"again={trace}")).sources()
+    assert [source.name for source in named] == ["talk", "again"]
