@@ -135,6 +135,7 @@ class Holdings:
         before = int(above.ids[keep - 1 - above.start]) if keep else NO_BLOCK
         self._remember_path(before, int(node.keys[keep - node.start]))
         ids = radix_tree.cut_tail(node, count)
+        node.lost = [p for p in node.lost if p <= keep * self.block_size]
         evicted.block_ids.append(ids)
         evicted.kv_bytes += count * self.block_bytes
         self.num_blocks -= count
