@@ -15,29 +15,12 @@ from experiments.policy_cells import DEPTH_BINS, run_tasks
 from experiments.policy_options import placement_for
 from experiments.policy_report import OWN, Standing, by_trace, ranking, standings
 from experiments.run_folder import METRICS, RunFolder, read_config, read_rows
+from tests.experiments.talk_trace import write_talk
 
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory):
-    """Twelve conversations of five turns, in turn, in the form of Mooncake's traces."""
-    path = tmp_path_factory.mktemp("traces") / "talk.jsonl"
-    block, total = 512, {}
-    next_id, lines = 1000, []
-    for turn in range(5):
-        for talk in range(12):
-            ids = total.setdefault(talk, [0, 1, 10 + talk % 3])
-            ids.extend(range(next_id, next_id + 2 + talk % 2))
-            next_id += 10
-            lines.append(
-                {
-                    "timestamp": 1000 * (12 * turn + talk),
-                    "input_length": len(ids) * block,
-                    "output_length": 10,
-                    "hash_ids": list(ids),
-                }
-            )
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
+    return write_talk(tmp_path_factory.mktemp("traces") / "talk.jsonl")
 
 
 def run(out, trace, *arguments):
