@@ -26,6 +26,7 @@ import tyro
 from experiments.environment import describe_environment
 from experiments.errors import UserError, as_user_error, run_main
 from experiments.policy_cells import (
+    PLACEMENTS,
     OfflineBounds,
     Replay,
     Setting,
@@ -40,22 +41,6 @@ from experiments.run_folder import RunFolder
 from planner.eviction import Budget
 from planner.eviction_policies import EVICTIONS, make_eviction
 from planner.trace import TraceRequest
-
-PLACEMENTS = (
-    "every:8192tok",
-    "chunk_ends:8192tok",
-    "last",
-    "tail",
-    "marconi",
-    "sglang",
-    "megatron",
-    "balanced:4",
-    "sqrt",
-    "dyadic",
-    "dp:4",
-    "llama_cpp",
-)
-"""vLLM's default, `vllm:0`, asks for the same positions as `sglang`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,22 @@ from planner.simulator import SimulationResult, Timing, simulate
 from planner.trace import TraceRequest
 
 Row = dict[str, Any]
+PLACEMENTS = (
+    "every:8192tok",
+    "chunk_ends:8192tok",
+    "last",
+    "tail",
+    "marconi",
+    "sglang",
+    "vllm:8192",
+    "megatron",
+    "balanced:4",
+    "sqrt",
+    "dyadic",
+    "dp:4",
+    "llama_cpp",
+)
+"""Placements that are compared by default; `vllm:0` asks for the same positions as `sglang`."""
 DEPTH_BINS = 20
 """Parts of a prompt in the count of where restores fall."""
 TOTALS = (

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments.errors import UserError
+from experiments.policy_cells import PLACEMENTS
 from experiments.run_folder import read_config, read_rows
 from experiments.tables import print_table, write_csv
+from planner.eviction_policies import EVICTIONS
 
 Row = dict[str, Any]
 Pair = tuple[str, str]
@@ -349,6 +351,12 @@ def as_markdown(config: Row, found: Sequence[Standing]) -> str:
         (commit["commit"] or "unknown")[:10] + (" with changes" if commit["dirty"] else "")
         for commit in config["commits"]
     )
+    omitted = [
+        f"`{name}`"
+        for names, asked_for in ((PLACEMENTS, "placements"), (EVICTIONS, "evictions"))
+        for name in names
+        if name not in asked[asked_for]
+    ]
     lines = [
         "# Placement and eviction of snapshots on recorded traces",
         "",
@@ -360,7 +368,11 @@ def as_markdown(config: Row, found: Sequence[Standing]) -> str:
         f"{config['environment']['numpy']}. Model {asked['model']} ({asked['dtype']}): "
         f"{asked['snapshot_bytes']:,} bytes a snapshot, {asked['kv_bytes_per_token']:,} bytes of "
         "keys and values a token; these have "
-        + ("unlimited room." if asked["kv_gb"] is None else f"{asked['kv_gb']:g} GB."),
+        + ("unlimited room." if asked["kv_gb"] is None else f"{asked['kv_gb']:g} GB.")
+        + (
+            f" Not run of what the command compares by default: {', '.join(omitted)}."
+            * bool(omitted)
+        ),
         "",
         *_markdown_table(
             ("trace", "requests", "prompt tokens", "block", "digest"),

@@ -124,6 +124,7 @@ def test_tables_say_how_they_were_made_and_hold_no_path(compared, trace):
     assert str(trace.parent) not in text + json.dumps(read_config(compared))
     assert text.count("| every:1024tok |") == 6
     assert "| sglang | served_demand |" in text
+    assert "Not run of what the command compares by default: `every:8192tok`" in text
 
 
 def test_a_cut_off_run_goes_on_and_a_finished_one_runs_nothing(compared, trace, capsys):
