@@ -19,7 +19,7 @@ _PRIOR_HAZARD = 0.15 / (_EDGES[:-1] + 1)
 """Before anything is learnt: as if the time to the next use were spread evenly over its logarithm,
 which ranks by age, as LRU does."""
 _PRIOR_EVENTS = 3.0
-"""How many events the prior, and then the average of all classes, is worth."""
+"""How many events the prior, the average of all, and that of the group are worth each."""
 
 
 def bucket_of(age: Float64[ndarray, " n"]) -> Int64[ndarray, " n"]:
@@ -34,12 +34,18 @@ def bucket_of(age: Float64[ndarray, " n"]) -> Int64[ndarray, " n"]:
 class ReuseStatistics:
     """Events and exposure by class and age, forgetting slowly.
 
+    Classes come in groups. A class of which little is known is taken for its group, and a group for
+    the average of all.
+
     Args:
-        classes: how many classes of positions there are.
+        groups: how many groups there are.
+        per_group: classes in each; class c belongs to group c // per_group.
     """
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, groups: int, per_group: int) -> None:
         """Start with nothing learnt."""
+        classes = groups * per_group
+        self._per_group = per_group
         self._events = np.zeros((classes, BUCKETS))
         self._exposure = np.zeros((classes, BUCKETS))
 
@@ -72,16 +78,19 @@ class ReuseStatistics:
         Source: Gittins, "Bandit Processes and Dynamic Allocation Indices", 1979.
         """
         exposure = self._exposure + _exposure_so_far(len(self._events), kinds, ages)
-        overall = _smooth_ratio(
-            self._events.sum(0), exposure.sum(0), _PRIOR_HAZARD, np.full(BUCKETS, _PRIOR_EVENTS)
-        )
-        hazards = np.stack(
-            [
-                _smooth_ratio(events, spent, overall, np.full(BUCKETS, _PRIOR_EVENTS))
-                for events, spent in zip(self._events, exposure, strict=True)
-            ]
-        )
-        return _gittins(hazards)
+        by_group = (-1, self._per_group, BUCKETS)
+        group_events = self._events.reshape(by_group).sum(1)
+        group_exposure = exposure.reshape(by_group).sum(1)
+        overall = _smooth_ratio(group_events.sum(0), group_exposure.sum(0), _PRIOR_HAZARD)
+        hazards = [
+            _smooth_ratio(
+                self._events[kind],
+                exposure[kind],
+                _smooth_ratio(group_events[group], group_exposure[group], overall),
+            )
+            for kind, group in enumerate(np.arange(len(exposure)) // self._per_group)
+        ]
+        return _gittins(np.stack(hazards))
 
 
 def _exposure_so_far(
@@ -102,10 +111,9 @@ def _smooth_ratio(
     events: Float64[ndarray, " b"],
     exposure: Float64[ndarray, " b"],
     prior: Float64[ndarray, " b"],
-    worth: Float64[ndarray, " b"],
 ) -> Float64[ndarray, " b"]:
     """Events per exposure, smoothed over ages and drawn towards a prior hazard."""
-    weight = worth / np.maximum(prior, 1e-12) / (BUCKETS / _PER_OCTAVE)
+    weight = _PRIOR_EVENTS / np.maximum(prior, 1e-12) / (BUCKETS / _PER_OCTAVE)
     above = np.convolve(events, _KERNEL, "same") + prior * weight
     return above / (np.convolve(exposure, _KERNEL, "same") + weight)
 

@@ -71,7 +71,7 @@ class ServedDemand(EvictionPolicy):
         """
         self._block_size = block_size
         self._blocks = LeastRecentlyUsed()
-        self._statistics = ReuseStatistics(4 * _LEVELS * _LEVELS)
+        self._statistics = ReuseStatistics(4, _LEVELS * _LEVELS)
         self._index: np.ndarray | None = None
         self._clock = 0
         self._turn = 0

@@ -10,7 +10,7 @@ import jax
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
-# A drawn example may cost a compile, so there is no deadline; `derandomize` makes every run the same.
+# A drawn example may cost a compile, so there is no deadline; `derandomize` repeats every run.
 hypothesis.settings.register_profile(
     "core",
     deadline=None,

@@ -34,7 +34,8 @@ def kernel(shape: KernelShape, *refs: Any) -> None:
 
     `captures` is what :func:`kernels.in_kernel.capture_order` makes.
     """
-    captures_ref, captured_ref = (refs[0], refs[-1]) if shape.slots else (None, None)
+    captures_ref: Any = refs[0] if shape.slots else None
+    captured_ref: Any = refs[-1] if shape.slots else None
     blocks = refs[1:-1] if shape.slots else refs
     x_ref, log_decay_ref, dt_ref, B_ref, C_ref, initial_ref, y_ref, final_ref = blocks
     row = pl.program_id(0)
