@@ -107,9 +107,8 @@ def outputs(
     state_KV: jax.Array, chunk: Chunk, decay_CC: jax.Array, write_CV: jax.Array
 ) -> jax.Array:
     """y of a chunk's rows without the scale, fp32, from the state before it."""
-    dtype = chunk.v_CV.dtype
     mix_CC = _scores(chunk.q_CK, chunk.k_CK) * decay_CC
-    inside_CV = _product(mix_CC.astype(dtype), write_CV.astype(dtype))
+    inside_CV = _product(mix_CC, write_CV)  # fp32: mixed writes cancel
     before_CV = _product(chunk.q_CK.astype(jnp.float32), state_KV)
     return advance(before_CV, (decay_so_far(sums_down(chunk.g_1C)[0]), inside_CV))
 
