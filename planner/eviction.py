@@ -79,6 +79,10 @@ class EvictionPolicy(ABC):
         """A snapshot at `position` of `node` wants room; `pick` may answer None to refuse it."""
         return
 
+    def refused(self, node: Node, position: int) -> None:
+        """No room was found for the snapshot that was arriving."""
+        return
+
     def gone(self, snapshot: Snapshot) -> None:
         """A snapshot is about to leave the tree."""
         return

@@ -11,6 +11,7 @@ The life of a request::
     pin = index.pin(keys, match.matched // block_size, match.snapshot)
     ...                                                     # prefill runs
     insertion = index.insert(keys[: total // block_size])   # full blocks only
+    index.unpin_snapshot(pin)                               # it has served: its room is free
     attachment = index.attach(keys, position)               # each capture
     index.unpin(pin)
 
@@ -219,6 +220,8 @@ class PrefixIndex(Holdings):
             self._remove_pin(node, blocks)
             if not fits:
                 self.skipped_snapshots += 1
+                node.lose(position)
+                self.policy.refused(node, position)
                 return Attachment(AttachStatus.NO_ROOM, None, replaced_id, evicted)
         snapshot = Snapshot(
             self._next_snapshot_id, position, node, exact, num_bytes, self.clock, tag
@@ -274,10 +277,19 @@ class PrefixIndex(Holdings):
         pin.released = True
         if pin.node is not None:
             self._remove_pin(pin.node, pin.depth)
-        if pin.snapshot is not None:
-            pin.snapshot.pins -= 1
-            if pin.snapshot.id in self.snapshots and not pin.snapshot.pins:
-                self.policy.update(pin.snapshot)
+        self.unpin_snapshot(pin)
+
+    def unpin_snapshot(self, pin: Pin) -> None:
+        """Let go of a pin's snapshot alone, once the run that restored it needs it no longer.
+
+        Args:
+            pin: what `pin` returned.
+        """
+        snapshot, pin.snapshot = pin.snapshot, None
+        if snapshot is not None:
+            snapshot.pins -= 1
+            if snapshot.id in self.snapshots and not snapshot.pins:
+                self.policy.update(snapshot)
 
     def drop_snapshot(self, snapshot_id: int) -> bool:
         """Take out a snapshot that turned out to be unusable, pinned or not.

@@ -131,7 +131,8 @@ class Node:
         num_exact: how many of its blocks, from the top, are exact.
         snapshots: ascending by position.
         positions: theirs.
-        lost: positions of snapshots that were evicted while their blocks stayed, ascending.
+        lost: positions of snapshots that were evicted, or found no room, while their blocks stayed,
+            ascending.
         last_use: clock of the last insert that ran through it.
         hits: how many inserts ran through it after its own.
         pins: how many pins end at each block boundary inside it.
@@ -195,8 +196,13 @@ class Node:
         """Take a snapshot out; `remember` that it was there."""
         index = bisect_left(self.positions, snapshot.position)
         del self.positions[index], self.snapshots[index]
-        if remember and snapshot.position not in self.lost:
-            self.lost.insert(bisect_left(self.lost, snapshot.position), snapshot.position)
+        if remember:
+            self.lose(snapshot.position)
+
+    def lose(self, position: int) -> None:
+        """Remember that a snapshot at a position was evicted or found no room."""
+        if position not in self.lost:
+            self.lost.insert(bisect_left(self.lost, position), position)
             del self.lost[:-LOST_PER_NODE]
 
     def find(self, position: int) -> Snapshot | None:

@@ -21,7 +21,7 @@ class Reason(StrEnum):
     NO_SNAPSHOT_BELOW_MATCH = "no_snapshot_below_match"
     """Blocks matched, but no snapshot was ever taken at or below the match."""
     EVICTED = "evicted"
-    """A block or a snapshot on its path, above where it restored, was there and had to go."""
+    """A block or a snapshot on its path, past where it restored, had to go or found no room."""
     INEXACT_ONLY = "inexact_only"
     """An exact request: only blocks or snapshots that are not exact reach further."""
     CACHE_OFF = "cache_off"

@@ -19,7 +19,8 @@ _PRIOR_HAZARD = 0.15 / (_EDGES[:-1] + 1)
 """Before anything is learnt: as if the time to the next use were spread evenly over its logarithm,
 which ranks by age, as LRU does."""
 _PRIOR_EVENTS = 3.0
-"""How many events the prior, the average of all, and that of the group are worth each."""
+"""How many events the prior, the average of all, and that of the group are worth, each spread over
+the octaves of age; and how many the average of neighbouring ages is worth, at every age."""
 
 
 def bucket_of(age: Float64[ndarray, " n"]) -> Int64[ndarray, " n"]:
@@ -81,12 +82,12 @@ class ReuseStatistics:
         by_group = (-1, self._per_group, BUCKETS)
         group_events = self._events.reshape(by_group).sum(1)
         group_exposure = exposure.reshape(by_group).sum(1)
-        overall = _smooth_ratio(group_events.sum(0), group_exposure.sum(0), _PRIOR_HAZARD)
+        overall = _hazard(group_events.sum(0), group_exposure.sum(0), _PRIOR_HAZARD)
         hazards = [
-            _smooth_ratio(
+            _hazard(
                 self._events[kind],
                 exposure[kind],
-                _smooth_ratio(group_events[group], group_exposure[group], overall),
+                _hazard(group_events[group], group_exposure[group], overall),
             )
             for kind, group in enumerate(np.arange(len(exposure)) // self._per_group)
         ]
@@ -107,15 +108,29 @@ def _exposure_so_far(
     return passed
 
 
-def _smooth_ratio(
+def _hazard(
     events: Float64[ndarray, " b"],
     exposure: Float64[ndarray, " b"],
     prior: Float64[ndarray, " b"],
 ) -> Float64[ndarray, " b"]:
-    """Events per exposure, smoothed over ages and drawn towards a prior hazard."""
-    weight = _PRIOR_EVENTS / np.maximum(prior, 1e-12) / (BUCKETS / _PER_OCTAVE)
-    above = np.convolve(events, _KERNEL, "same") + prior * weight
-    return above / (np.convolve(exposure, _KERNEL, "same") + weight)
+    """Events per exposure, drawn towards that of neighbouring ages, and this towards a prior."""
+    nearby = _drawn(
+        np.convolve(events, _KERNEL, "same"),
+        np.convolve(exposure, _KERNEL, "same"),
+        prior,
+        _PRIOR_EVENTS * _PER_OCTAVE / BUCKETS,
+    )
+    return _drawn(events, exposure, nearby, _PRIOR_EVENTS)
+
+
+def _drawn(
+    events: Float64[ndarray, " b"],
+    exposure: Float64[ndarray, " b"],
+    prior: Float64[ndarray, " b"],
+    worth: float,
+) -> Float64[ndarray, " b"]:
+    """Events per exposure as if `worth` events had been seen at the prior hazard as well."""
+    return (events + worth) / (exposure + worth / np.maximum(prior, 1e-12))
 
 
 def _gittins(hazards: Float64[ndarray, "classes b"]) -> Float64[ndarray, "classes b"]:

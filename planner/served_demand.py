@@ -7,10 +7,10 @@ requests that match there restore from it. Its worth is
                                                                                  snapshot above)
 
 and the least worth goes first; a new snapshot that would be the least is not taken in. How soon a
-position comes back is learnt online, from matches rather than restores, so that evicted positions
-still teach:
+position comes back is learnt online, from matches rather than restores, so that positions that were
+evicted or refused still teach:
 
-    root ----o-----------x--------o------------x      o held   x evicted, remembered
+    root ----o-----------x--------o------------x      o held   x not held, remembered
              A  serves itself, x  B  serves itself, x
 
 Classes of positions: where they stand on their conversation's path, its turn, how often they were
@@ -114,9 +114,7 @@ class ServedDemand(EvictionPolicy):
 
     def arriving(self, node: Node, position: int) -> None:
         """Weigh a newcomer, which serves itself alone at first."""
-        kind = _FORK if position <= self._matched else _LEAF
-        known = self._known.get(self._name(node, position))
-        known = known or _Position(-1, position, kind, self._turn)
+        known = self._known.get(self._name(node, position)) or self._first_seen(position, -1)
         above = _held_above(node, position)
         gap = position - (above.position if above else 0)
         age = 0.0 if known.slot < 0 else self._clock - self._asked[known.slot]
@@ -139,6 +137,12 @@ class ServedDemand(EvictionPolicy):
             self._blocks.discard(candidate)
         elif candidate.id in self._held:
             self._evictable[self._held[candidate.id][1]] = False
+
+    def refused(self, node: Node, position: int) -> None:
+        """Remember the position; the snapshot above serves it."""
+        known, above = self._remember(node, position), _held_above(node, position)
+        self._server[known.slot] = self._held[above.id][1] if above is not None else -1
+        self._newcomer = None
 
     def gone(self, snapshot: Snapshot) -> None:
         """Remember the position; what it served falls to the snapshot above."""
@@ -173,9 +177,8 @@ class ServedDemand(EvictionPolicy):
         return self._in_slot[int(candidates[lowest])]
 
     def _soon(self, kinds: np.ndarray, ages: np.ndarray) -> np.ndarray:
-        if self._index is None:
-            return 1.0 / (ages + 1.0)
-        return self._index[kinds, bucket_of(ages)]
+        ages = ages + 1.0  # this request's chance is over: the next one asks first
+        return 1.0 / ages if self._index is None else self._index[kinds, bucket_of(ages)]
 
     def _learn(self) -> None:
         count = len(self._owner)
@@ -184,15 +187,7 @@ class ServedDemand(EvictionPolicy):
         self._statistics.forget(_FORGET)
 
     def _take_in(self, snapshot: Snapshot) -> int:
-        owner = self._name(snapshot.node, snapshot.position)
-        known = self._known.get(owner)
-        if known is None:
-            kind = _FORK if snapshot.position <= self._matched else _LEAF
-            known = _Position(self._new_slot(owner), snapshot.position, kind, self._turn)
-            self._known[owner] = known
-            self._asked[known.slot] = self._clock
-            self._class[known.slot] = known.klass
-        slot = known.slot
+        slot = self._remember(snapshot.node, snapshot.position).slot
         self._held[snapshot.id] = snapshot, slot
         self._in_slot[slot] = snapshot
         self._server[slot] = slot
@@ -201,6 +196,21 @@ class ServedDemand(EvictionPolicy):
             if below is not None:
                 self._server[below.slot] = slot
         return slot
+
+    def _remember(self, node: Node, position: int) -> _Position:
+        """What is known of a position, from now on if nothing was."""
+        owner = self._name(node, position)
+        known = self._known.get(owner)
+        if known is None:
+            known = self._first_seen(position, self._new_slot(owner))
+            self._known[owner] = known
+            self._asked[known.slot] = self._clock
+            self._class[known.slot] = known.klass
+        return known
+
+    def _first_seen(self, position: int, slot: int) -> _Position:
+        kind = _FORK if position <= self._matched else _LEAF
+        return _Position(slot, position, kind, self._turn)
 
     def _name(self, node: Node, position: int) -> _Name:
         """What a position is known by: the block that ends it, whose id outlives node splits."""

@@ -230,6 +230,7 @@ class CacheSession:
         index, tile = self.index, self.scheduling.tile
         captured = admission.schedule.captures if captured is None else captured
         insertion = index.insert(admission.keys, exact=admission.exact, now=now)
+        index.unpin_snapshot(admission.pin)  # with room for one, a turn's tail replaces the last
         new_blocks = len(insertion.block_ids) + sum(len(ids) for _, ids in insertion.upgraded)
         evicted, attachments, written = Evictions([], []), {}, new_blocks * index.block_bytes
         _add(evicted, insertion.evicted)

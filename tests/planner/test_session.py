@@ -156,6 +156,28 @@ def test_pins_are_let_go():
         session.finish(admission)
 
 
+def test_with_room_for_one_snapshot_a_turn_takes_the_place_of_the_last():
+    """What a run restored has served by the time its captures are held."""
+    session = session_of(Budget(snapshot_bytes=25), placement=parse_placement("last"))
+    restored = []
+    for total in (50, 82, 114, 146):
+        admission, _, row = run(session, keys_of(total), total)
+        restored.append(admission.restored)
+        assert (row.snapshots, row.skipped_snapshots) == (1, 0)
+    assert restored == [0, 48, 80, 112]
+
+
+def test_a_snapshot_that_found_no_room_is_told_of():
+    """The run in between pins the only snapshot, so that there is no room for another's."""
+    session = session_of(Budget(snapshot_bytes=25), placement=parse_placement("last"))
+    run(session, keys_of(50), 50)
+    running = session.begin(keys_of(50), 50)
+    _, _, row = run(session, keys_of(50, stream=7), 50)
+    assert (row.reason, row.skipped_snapshots) == (Reason.COLD, 1)
+    session.finish(running)
+    assert session.begin(keys_of(50, stream=7), 50).reason is Reason.EVICTED
+
+
 def test_resume_from_elsewhere():
     """A state from another tier: planned from there, kept like any other run."""
     session = session_of(mode="in_pass")
