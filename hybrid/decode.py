@@ -1,9 +1,11 @@
 """Decoding: many steps a call, greedy or sampled, from the states at the end of a prompt."""
 
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
@@ -73,3 +75,43 @@ def decode_steps(
 
     drawn = jnp.zeros((batch, max_steps), jnp.int32)
     return jax.lax.fori_loop(jnp.zeros_like(steps), steps, one, (drawn, logits_BV, states))
+
+
+class Continuation:
+    """What a request has drawn so far: each token is handed on once, and a stop token is the last.
+
+    Args:
+        stop_tokens: ids that end the continuation; the one that did is part of it.
+        on_tokens: called with the new tokens, int32 [n], n at least 1.
+    """
+
+    def __init__(
+        self,
+        stop_tokens: Collection[int] = (),
+        on_tokens: Callable[[np.ndarray], None] | None = None,
+    ) -> None:
+        self.tokens = np.zeros(0, np.int32)
+        self.ended = False
+        self._stop_tokens = np.array(sorted(stop_tokens), np.int32)
+        self._on_tokens = on_tokens
+
+    def take(self, start: int, drawn: np.ndarray) -> bool:
+        """Append what a call drew.
+
+        Args:
+            start: place of `drawn[0]` in the continuation, at most the number of tokens so far;
+                those that are here already are passed over.
+            drawn: int32 [n].
+
+        Returns:
+            Whether the continuation has ended: nothing more is taken then.
+        """
+        new = drawn[len(self.tokens) - start :]
+        stops = np.flatnonzero(np.isin(new, self._stop_tokens))
+        if stops.size:
+            new, self.ended = new[: stops[0] + 1], True
+        if new.size:
+            self.tokens = np.concatenate([self.tokens, new])
+            if self._on_tokens is not None:
+                self._on_tokens(new)
+        return self.ended

@@ -10,14 +10,14 @@ import logging
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
 from typing import Self
 
 import jax
 import numpy as np
 
-from hybrid.decode import sample
+from hybrid.decode import Continuation, sample
 from hybrid.disk_tier import DiskTier
 from hybrid.memory import MemoryEstimate, check_memory
 from hybrid.prefill import Workspace
@@ -40,7 +40,7 @@ class Completion:
     """What a request gave.
 
     Args:
-        tokens: int32 [max_new_tokens], the continuation.
+        tokens: int32 [n], the continuation: max_new_tokens, or up to the first stop token.
         report: what the request reused, computed and kept, and why not better.
     """
 
@@ -160,6 +160,8 @@ class Engine:
         reuse: bool = True,
         boundaries: Sequence[int] = (),
         previous_totals: Sequence[int] = (),
+        stop_tokens: Collection[int] = (),
+        on_tokens: Callable[[np.ndarray], None] | None = None,
     ) -> Completion:
         """Continue a prompt.
 
@@ -171,6 +173,11 @@ class Engine:
             reuse: whether the request may restore; what it computes is kept either way.
             boundaries: positions where messages start, for placements that look at them.
             previous_totals: lengths of the conversation's earlier prompts, likewise.
+            stop_tokens: ids that end the continuation before max_new_tokens; the one that did is
+                its last token.
+            on_tokens: called with new tokens of the continuation, int32 [n], between the programs'
+                calls: first the first token alone, then those of every decode call. It changes no
+                bit; if it raises, the request is given up and its prompt is not kept.
 
         Returns:
             The continuation and the report.
@@ -181,6 +188,9 @@ class Engine:
         started = time.perf_counter()
         prompt = self._check_prompt(prompt_tokens, max_new_tokens)
         _check_draws(temperature, seed)
+        for stop_token in stop_tokens:
+            check_int("a stop token", stop_token, 0, self.runner.config.vocab_size - 1)
+        continuation = Continuation(stop_tokens, on_tokens)
         keys = self.cache.interner.keys(prompt)
         session = self.cache.session
         admission = session.begin(
@@ -193,21 +203,26 @@ class Engine:
         try:
             admission, source = self._locate(prompt, admission, reuse)
             result = self._prefill(prompt, admission, source)
-            tokens = self._first_token(result, len(prompt), temperature, seed)
+            first = self._first_token(result, len(prompt), temperature, seed)
             time_to_first_token_s = time.perf_counter() - started
             workspace = result.workspace
-            if max_new_tokens > 1:
-                drawn, workspace = self.runner.decode(
-                    result, len(prompt), max_new_tokens, temperature=temperature, seed=seed
+            if not continuation.take(0, first) and max_new_tokens > 1:
+                # Decoding draws the first token once more: it has to be fed to the model.
+                _, workspace = self.runner.decode(
+                    result,
+                    len(prompt),
+                    max_new_tokens,
+                    temperature=temperature,
+                    seed=seed,
+                    after_call=lambda start, drawn: continuation.take(start, drawn[0]),
                 )
-                tokens = drawn[0]
         except BaseException:
             session.abandon(admission)
             raise
         self._buffer.put(workspace, prompt if admission.exact else prompt[: source.agreed])
         outcome = self._keep(prompt, admission, source, result, workspace)
         return Completion(
-            tokens,
+            continuation.tokens,
             report(
                 admission,
                 outcome,

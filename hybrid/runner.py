@@ -8,7 +8,7 @@ what to restore, what to run and what to keep.
 import collections
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -353,12 +353,24 @@ class ModelRunner:
         *,
         temperature: float = 0.0,
         seed: int = 0,
+        after_call: Callable[[int, np.ndarray], bool] | None = None,
     ) -> tuple[np.ndarray, Workspace]:
         """Draw `steps` tokens after a prefill of `position` tokens.
 
+        Args:
+            result: of the prefill; its workspace is donated.
+            position: tokens before the first one drawn.
+            steps: tokens to draw, at least 1.
+            temperature, seed: see `hybrid.decode.sample`.
+            after_call: given the number of tokens before the call and the call's own, int32
+                [batch, n], after every decode call; True ends the decoding there.
+
         Returns:
-            int32 [batch, steps], and the workspace, whose keys and values from `position` on are
-            decode's.
+            int32 [batch, steps], or fewer where `after_call` ended it, and the workspace, whose
+            keys and values from `position` on are decode's.
+
+        Raises:
+            ValueError: prompt and new tokens exceed the capacity.
         """
         if position + steps > self.shapes.capacity:
             raise ValueError(
@@ -377,6 +389,8 @@ class ModelRunner:
                 self.params, states, logits, position_, count_, temperature_, key
             )
             drawn.append(np.asarray(tokens)[:, :count])
+            if after_call is not None and after_call(done, drawn[-1]):
+                break
         workspace = dataclasses.replace(workspace, states=states)
         return np.concatenate(drawn, axis=1), workspace
 
