@@ -19,6 +19,7 @@ from hybrid.config import Compute, HybridConfig, InjectionSpec
 from hybrid.model import HybridModel
 
 CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
 _ALIGNMENT_BYTES = 64
 Key = tuple[str | int, ...]
 
@@ -34,6 +35,37 @@ def read_config(path: str | Path) -> HybridConfig:
     """
     family, options = _identify(Path(path))
     return family.config(options)
+
+
+def read_end_tokens(path: str | Path) -> tuple[int, ...]:
+    """The tokens that end a text: as generation_config.json names them, or else config.json.
+
+    Args:
+        path: folder that holds config.json.
+
+    Returns:
+        Ids in rising order; those outside the vocabulary, which no model draws, are left out.
+
+    Raises:
+        CheckpointError: a file that is not JSON, or an `eos_token_id` that is neither an integer
+            nor a list of them.
+    """
+    folder = Path(path)
+    family, options = _identify(folder)
+    vocab_size = family.config(options).vocab_size
+    sources = [options.nested("text_config")]
+    if (folder / GENERATION_CONFIG).exists():
+        path = folder / GENERATION_CONFIG
+        sources.insert(0, Options(load_json(path), path))
+    for source in sources:
+        named = source.find("eos_token_id", default=None)
+        if named is None:
+            continue
+        ids = named if isinstance(named, list | tuple) else [named]
+        if any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
+            raise source.unsupported("eos_token_id", named, "an integer or a list of integers")
+        return tuple(sorted({i for i in ids if 0 <= i < vocab_size}))
+    return ()
 
 
 def load_pretrained(path: str | Path, compute: Compute | None = None) -> HybridModel:

@@ -13,7 +13,7 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 import hybrid
-from hybrid.checkpoint import CheckpointError, read_config
+from hybrid.checkpoint import CheckpointError, read_config, read_end_tokens
 from hybrid.checkpoint.load import TensorFiles
 from hybrid.checkpoint.options import Options
 from hybrid.checkpoint.rules import columns, stacked
@@ -193,6 +193,34 @@ def test_older_option_names_read_alike(folder, family, older, dropped):
 def test_options_of_the_text_model_are_found_inside():
     nested = Options({"model_type": "outer", "text_config": {"hidden_size": 8}}, Path("x"))
     assert nested.nested("text_config").find("hidden_size") == 8
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "ids"),
+    [
+        ({"eos_token_id": 2}, None, (2,)),
+        ({"eos_token_id": None}, None, ()),
+        ({"eos_token_id": 2}, {"eos_token_id": [7, 5, 7]}, (5, 7)),
+        ({"eos_token_id": 2}, {"eos_token_id": None}, (2,)),
+        ({"eos_token_id": None, "text_config": {"eos_token_id": 9}}, None, (9,)),
+        ({"eos_token_id": [64, 63, -1]}, None, (63,)),
+    ],
+)
+def test_tokens_that_end_a_text(folder, config, generation, ids):
+    path = folder()
+    edit_json(path / "config.json", **config)
+    if generation is not None:
+        (path / "generation_config.json").write_text(json.dumps(generation))
+    assert read_end_tokens(path) == ids
+
+
+@pytest.mark.parametrize("named", ["</s>", [2, "</s>"], [True], 2.5])
+def test_wrong_end_tokens_are_named(folder, named):
+    path = folder()
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": named}))
+    match = r"generation_config\.json: option eos_token_id = .*; expected an integer or a list"
+    with pytest.raises(CheckpointError, match=match):
+        read_end_tokens(path)
 
 
 def test_older_tensor_names_read_alike(folder):
