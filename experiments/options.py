@@ -14,13 +14,9 @@ NOT_CONFIG = ("out", "compilation_cache", "profile")
 
 
 @dataclass(frozen=True)
-class Options:
-    """Options that every experiment takes."""
+class ModelOptions:
+    """Options of everything that runs a model."""
 
-    out: Path | None = None
-    """Run folder; finished cells in it are skipped. By default a dated one under runs/."""
-    preset: str = "default"
-    """Model preset."""
     tile: int = 64
     """Tokens that are computed at a time; a multiple of the block size."""
     block_size: int = 16
@@ -29,8 +25,6 @@ class Options:
     """Type of the weights and activations."""
     seed: int = 0
     """Seed of the parameters, the workload and the sampling."""
-    quick: bool = False
-    """Shrink everything, to see that it runs; the figures mean nothing."""
     compilation_cache: Path | None = None
     """Folder where compiled programs are kept between runs."""
     profile: Path | None = None
@@ -45,6 +39,18 @@ class Options:
                 f"--tile {self.tile}: expected a multiple of the block size {self.block_size}"
             )
 
+
+@dataclass(frozen=True)
+class Options(ModelOptions):
+    """Options that every experiment takes."""
+
+    out: Path | None = None
+    """Run folder; finished cells in it are skipped. By default a dated one under runs/."""
+    preset: str = "default"
+    """Model preset."""
+    quick: bool = False
+    """Shrink everything, to see that it runs; the figures mean nothing."""
+
     def config(self) -> dict[str, Any]:
         """The options that figures depend on.
 
@@ -54,14 +60,14 @@ class Options:
         return {name: value for name, value in asdict(self).items() if name not in NOT_CONFIG}
 
 
-Chosen = TypeVar("Chosen", bound=Options)
+Chosen = TypeVar("Chosen", bound=ModelOptions)
 
 
 def parse(kind: type[Chosen], experiment: str) -> Chosen:
     """Read the command line into an options dataclass.
 
     Args:
-        kind: a subclass of `Options`; its docstring becomes the help text.
+        kind: a subclass of `ModelOptions`; its docstring becomes the help text.
         experiment: module name, for the help text.
 
     Returns:
@@ -74,7 +80,7 @@ def parse(kind: type[Chosen], experiment: str) -> Chosen:
 
 
 @contextlib.contextmanager
-def started(options: Options) -> Iterator[None]:
+def started(options: ModelOptions) -> Iterator[None]:
     """Set up jax as the options ask, before anything is compiled, and put it back at the end.
 
     Args:
