@@ -42,7 +42,19 @@ def _default() -> HybridConfig:
     )
 
 
-PRESETS = {"tiny": _tiny, "default": _default}
+def _python_2m() -> HybridConfig:
+    """Six layers, 2M parameters; comes with weights that were trained on Python source."""
+    return _bamba_like(
+        "python-2m",
+        160,
+        "MMAMMA",
+        Mamba2Spec(num_heads=5, head_dim=64, state_dim=32),
+        AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=40),
+        448,
+    )
+
+
+PRESETS = {"tiny": _tiny, "default": _default, "python-2m": _python_2m}
 
 
 def preset_names() -> list[str]:
