@@ -26,14 +26,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from experiments.ablate_report import report
 from experiments.errors import UserError, as_user_error, run_main
 from experiments.options import Options, parse, started
 from experiments.progress import SweepProgress
 from experiments.run_folder import RunFolder
 from experiments.traces import read_trace
+from experiments.warm_up import warm_up
 from experiments.workloads import Outputs, Request, Workload, stdlib_sessions, trace_workload
 
 if TYPE_CHECKING:
@@ -175,7 +174,7 @@ class Sweep:
 
     @staticmethod
     def build(options: AblateInterval, workload: Workload) -> "Sweep":
-        """Build the model for a workload and compile its programs on other tokens."""
+        """Build the model for a workload and compile its programs."""
         from hybrid.runner import ModelRunner
         from hybrid.state import tree_bytes
 
@@ -189,9 +188,8 @@ class Sweep:
                 block_size=options.block_size,
                 grid=options.grid,
             )
-        sweep = Sweep(options, runner, workload, tree_bytes(runner.snapshot_shapes))
-        sweep.warm_up()
-        return sweep
+        warm_up(runner, options.seed, new_tokens=1 if options.trace else 2)
+        return Sweep(options, runner, workload, tree_bytes(runner.snapshot_shapes))
 
     def engine(self, cell: Mapping[str, Any]) -> "Engine":
         """An engine with an empty cache."""
@@ -207,15 +205,6 @@ class Sweep:
                 budget=self.options.chunk,
                 cache_budget_bytes=None if cache_mb is None else round(cache_mb * 1e6),
             )
-
-    def warm_up(self) -> None:
-        """Run a prompt twice that shares nothing with the workload, so that all is compiled."""
-        length = min(self.workload.longest() - 1, 2 * self.options.tile + self.options.block_size)
-        tokens = np.random.default_rng(self.options.seed).integers(1, 256, length).astype(np.int32)
-        for mode in ("off", self.options.modes[0]):
-            engine = self.engine(self.options.cell(mode, 1, math.inf, 0))
-            for _ in range(2):
-                engine.generate(tokens, 1 if self.options.trace else 2)
 
     def row(self, index: int, request: Request, report: Any) -> dict[str, Any]:
         """One line of metrics.jsonl."""

@@ -29,6 +29,7 @@ from experiments.options import Options, parse, started
 from experiments.progress import SweepProgress
 from experiments.run_folder import RunFolder, read_rows
 from experiments.tables import print_table, write_csv
+from experiments.warm_up import warm_up
 from planner.costs import CostModel, schedule_flops
 from planner.schedule import plan_prefill
 
@@ -101,8 +102,7 @@ class TailSplit(Options):
 
 
 def build(options: TailSplit, grid: str) -> "ModelRunner":
-    """A model compiled for a grid, warmed up on tokens that the prompt does not have."""
-    from hybrid.engine import Engine
+    """A model compiled for a grid."""
     from hybrid.runner import ModelRunner
 
     with as_user_error(f"--preset {options.preset}"):
@@ -115,11 +115,7 @@ def build(options: TailSplit, grid: str) -> "ModelRunner":
             block_size=options.block_size,
             grid=grid,
         )
-    engine = Engine(runner, mode="in_pass", interval=1)
-    length = min(options.total_tokens, 2 * options.tile + options.block_size + 1)
-    others = np.random.default_rng(options.seed + 1).integers(0, 256, length)
-    for _ in range(2):
-        engine.generate(others, 1)
+    warm_up(runner, options.seed, new_tokens=1)
     return runner
 
 
