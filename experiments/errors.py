@@ -26,14 +26,18 @@ def as_user_error(what: str) -> Iterator[None]:
         raise UserError(f"{what}: {text}") from error
 
 
-def run_main(main: Callable[[], None]) -> None:
+def run_main(
+    main: Callable[[], None],
+    interrupted: str = "finished cells are kept; run again to go on",
+) -> None:
     """Run an experiment's main function with the exit codes of a well-behaved command.
 
-    A user's mistake prints one line and exits with 2, an interrupt exits with 130 (the run folder
-    keeps what is finished); anything else is a bug and keeps its traceback.
+    A user's mistake prints one line and exits with 2, an interrupt prints one and exits with 130;
+    anything else is a bug and keeps its traceback.
 
     Args:
         main: parses the command line and runs.
+        interrupted: what an interrupt leaves behind, for its line.
 
     Raises:
         SystemExit: on a user's mistake or an interrupt.
@@ -44,5 +48,5 @@ def run_main(main: Callable[[], None]) -> None:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
     except KeyboardInterrupt as interrupt:
-        print("\ninterrupted: finished cells are kept; run again to go on", file=sys.stderr)
+        print(f"\ninterrupted: {interrupted}", file=sys.stderr)
         raise SystemExit(130) from interrupt
