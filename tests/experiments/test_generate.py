@@ -144,7 +144,8 @@ def test_a_model_folder_speaks_through_its_tokenizer(run, requests, capsys, chec
 
     end = next(i for i in range(5, 24) if whole.tokens[i] not in whole.tokens[:i])
     config = checkpoint / "generation_config.json"
-    config.write_text(json.dumps({"eos_token_id": [int(whole.tokens[end]), 63]}))
+    never = min(set(range(64)) - set(whole.tokens.tolist()))
+    config.write_text(json.dumps({"eos_token_id": [int(whole.tokens[end]), never]}))
     run(*arguments, *draws)
     out, error = capsys.readouterr()
     np.testing.assert_array_equal(requests[-1][2].tokens, whole.tokens[: end + 1])
