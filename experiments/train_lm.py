@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 class TrainLM(Options):
     """Train a byte-level hybrid model."""
 
-    preset: str = "python-2m"
+    preset: str = "python-1m"
     """Model preset; its vocabulary must hold all bytes."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of activations and products; weights and moments are fp32."""
     data: Path | None = None
     """Folder of text; by default the sources of this Python's standard library."""
-    steps: int = 1800
+    steps: int = 2400
     """Updates of the weights."""
-    length: int = 512
+    length: int = 256
     """Tokens of a sequence."""
-    batch: int = 8
+    batch: int = 16
     """Sequences that run together."""
     accumulate: int = 1
     """Batches whose gradients make one update."""

@@ -42,19 +42,19 @@ def _default() -> HybridConfig:
     )
 
 
-def _python_2m() -> HybridConfig:
-    """Six layers, 2M parameters; comes with weights that were trained on Python source."""
+def _python_1m() -> HybridConfig:
+    """Six layers, 1.5M parameters; comes with weights that were trained on Python source."""
     return _bamba_like(
-        "python-2m",
-        160,
+        "python-1m",
+        128,
         "MMAMMA",
-        Mamba2Spec(num_heads=5, head_dim=64, state_dim=32),
-        AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=40),
-        448,
+        Mamba2Spec(num_heads=4, head_dim=64, state_dim=32),
+        AttentionSpec(num_heads=2, num_kv_heads=1, head_dim=64),
+        384,
     )
 
 
-PRESETS = {"tiny": _tiny, "default": _default, "python-2m": _python_2m}
+PRESETS = {"tiny": _tiny, "default": _default, "python-1m": _python_1m}
 
 
 def preset_names() -> list[str]:

@@ -166,8 +166,9 @@ class CoverageThinning(RankedSnapshots):
 class SupersededFirst(RankedSnapshots):
     """Least recently used, but what a deeper snapshot on its only path has superseded goes first.
 
-    A conversation's earlier tails go before its last one, and so does a state that no held branch
-    needs; among the rest it is LRU, so a hot prefix keeps the one state that serves its branches.
+    A conversation's earlier tails go before its last one. What somebody has restored since the
+    deeper one came is not superseded, for that request could not use the deeper one; so the only
+    state under a hot prefix does not go while a deeper one stays that the prefix cannot use.
     """
 
     name = "superseded_first"

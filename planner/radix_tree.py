@@ -108,15 +108,18 @@ class Snapshot:
 
     @property
     def superseded(self) -> bool:
-        """Whether every path held below it leads through one and the same deeper snapshot."""
-        if self.node.positions[-1] > self.position:
-            return True
+        """Whether one deeper snapshot does for all that is held below what this one did.
+
+        Every path held below leads through that one, and nobody has restored here since it came:
+        a request takes the deepest that it can use, so one that restores here cannot use it.
+        """
+        index = bisect_left(self.node.positions, self.position) + 1
+        deeper = self.node.snapshots[index] if index < len(self.node.snapshots) else None
         node = self.node
-        while len(node.children) == 1:
+        while deeper is None and len(node.children) == 1:
             (node,) = node.children.values()
-            if node.snapshots:
-                return True
-        return False
+            deeper = node.snapshots[0] if node.snapshots else None
+        return deeper is not None and deeper.created >= self.last_use
 
 
 class Node:
