@@ -42,7 +42,7 @@ class TrainLM(Options):
     """Type of activations and products; weights and moments are fp32."""
     data: Path | None = None
     """Folder of text; by default the sources of this Python's standard library."""
-    steps: int = 2400
+    steps: int = 1600
     """Updates of the weights."""
     length: int = 256
     """Tokens of a sequence."""
@@ -50,7 +50,7 @@ class TrainLM(Options):
     """Sequences that run together."""
     accumulate: int = 1
     """Batches whose gradients make one update."""
-    learning_rate: float = 3e-3
+    learning_rate: float = 4e-3
     """At its peak; it ends at a tenth."""
     warmup: int = 100
     """Steps of linear growth of the learning rate."""
