@@ -78,7 +78,7 @@ def describe_run(folder: Path, path: Path) -> None:
     tokens = len(steps) * config["accumulate"] * config["batch"] * config["length"]
     scores = "\n".join(f"| {name} | {judged[key]:.3f} |" for key, name in SCORES)
     versions = ", ".join(f"{name} {environment[name]}" for name in ("python", *PACKAGES))
-    ran = f"{environment['machine']}; {versions}; commit {content['commits'][-1]['commit']}"
+    ran = f"{environment['machine']}; {versions}; commit {content['commits'][0]['commit']}"
     path.write_text(
         f"""# {config["preset"]}
 

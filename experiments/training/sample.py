@@ -35,4 +35,4 @@ def write_text(
         completion = engine.generate(
             np.frombuffer(PROMPT, np.uint8), new_tokens, temperature=temperature, seed=seed
         )
-    return (PROMPT + bytes(completion.tokens)).decode(errors="replace")
+    return (PROMPT + completion.tokens.astype(np.uint8).tobytes()).decode(errors="replace")
