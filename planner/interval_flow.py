@@ -1,4 +1,4 @@
-"""Which intervals to keep in M slots for the greatest gain: a min-cost flow, exact for every M.
+r"""Which intervals to keep in M slots for the greatest gain: a min-cost flow, exact for every M.
 
 A job, done at a time `end`, may have kept one of several things since different earlier times; each
 choice is an interval [start, end) with a gain, and at most M intervals may overlap. With M units of
@@ -6,9 +6,9 @@ flow through a line of times, a choice is an arc that leaves the line at its sta
 again at its end, through one arc of capacity 1 a job::
 
     times   0 ---- 1 ---- 2 ---- 3 ---- 4      line arcs: no gain, any number of units (idle slots)
-             \\              \\            ^
-              \\ gain 7       \\ gain 4    |   capacity 1
-               '-------------'--> job ----'
+             \             \           ^
+              \ gain 7      \ gain 4  /        the job, done at 4, takes one of its choices:
+               '-------------'---> job         it has one arc of capacity 1 to the line
 
 The constraint matrix is a network's, so the best flow is integral: it is the best choice, and the
 relaxation that its prices define loses nothing. Successive best paths give it for M = 1, 2, ...
@@ -58,7 +58,7 @@ class IntervalFlow:
                 raise ValueError(f"a choice needs start < end and a gain above 0, got {choice}")
             if ends.setdefault(choice.job, choice.end) != choice.end:
                 raise ValueError(
-                    f"the choices of a job end together, got {choice} too late or soon"
+                    f"the choices of a job must end together, at {ends[choice.job]}, got {choice}"
                 )
         self.choices = tuple(choices)
         self.slots = 0

@@ -100,6 +100,7 @@ def is_prompt_tail_end(end_token: int, total: int, block_size: int) -> bool:
     False
     """
     end_token = check_int("end_token", end_token, 0)
+    total = check_int("total", total, 0)
     last = last_boundary(total, block_size)
     return total != 0 and (end_token == last or end_token == last - block_size)
 

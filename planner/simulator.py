@@ -101,8 +101,8 @@ def simulate(
         costs: of the model: bytes of a block and of a snapshot, FLOPs.
         budget: limits in bytes; None for none.
         eviction: a policy object of its own; None for LRU.
-        concurrency: requests in flight: the n-th is looked up before the one `concurrency` places
-            ahead of it has left its blocks and snapshots.
+        concurrency: requests in flight: the n-th is looked up once the one `concurrency` places
+            before it has left its blocks and snapshots, while those between them still run.
         timing: constants for predicted times; None leaves them out.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The workload that ships: coding-assistant sessions over the standard library's own sources.
+r"""The workload that ships: coding-assistant sessions over the standard library's own sources.
 
 Every session starts from the same system prompt and then takes turns: a question, a file that a
 tool read, the model's answer. Sessions are asked in turn, as a server sees them. The last request
@@ -6,8 +6,8 @@ continues the first session from its first answer, with another question: a bran
 a conversation.
 
     system ------ Q1 file1 A1 -- Q2 file2 A2        session 0
-           \\                 \\- Q2' file3 A2'       the branch
-            \\--- Q1 file4 A1 -- Q2 file5 A2        session 1
+           \                 \- Q2' file3 A2'       the branch
+            \--- Q1 file4 A1 -- Q2 file5 A2        session 1
 """
 
 import random
