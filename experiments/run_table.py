@@ -22,6 +22,7 @@ from experiments import (
 )
 from experiments.errors import UserError, run_main
 from experiments.run_folder import read_config, read_rows
+from experiments.training import report as training_report
 
 Rows = list[dict[str, Any]]
 HEADLINES: dict[str, Callable[[Rows], str]] = {
@@ -31,6 +32,7 @@ HEADLINES: dict[str, Callable[[Rows], str]] = {
     "bench_prefill": bench_prefill.headline,
     "compare_policies": policy_report.headline,
     "tail_split": tail_split.headline,
+    "train_lm": training_report.headline,
 }
 
 

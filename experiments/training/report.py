@@ -27,6 +27,25 @@ def split_rows(folder: Path) -> tuple[list[Row], Row]:
     return steps, next(row for row in rows if "judged" in row)
 
 
+def headline(rows: list[Row]) -> str:
+    """The run in one line.
+
+    Args:
+        rows: of metrics.jsonl.
+
+    Returns:
+        Held-out scores; where the run is not finished, how far it is.
+    """
+    judged = next((row for row in rows if "judged" in row), None)
+    if judged is None:
+        return f"{sum('step' in row for row in rows):,} steps so far"
+    model, gram, xz = (judged[key] for key, _ in SCORES[:3])
+    return (
+        f"{judged['parameters']:,} parameters, {judged['training_s'] / 60:.0f} minutes: "
+        f"{model:.3f} bits a held-out byte (5-gram {gram:.3f}, xz {xz:.3f})"
+    )
+
+
 def show(folder: Path) -> None:
     """Print the scores."""
     steps, judged = split_rows(folder)
