@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from experiments.ablate_report import report
-from experiments.errors import UserError, as_user_error, run_main
+from experiments.errors import UserError, as_user_error, check_at_least, option_name, run_main
 from experiments.options import Options, parse, started
 from experiments.progress import SweepProgress
 from experiments.run_folder import RunFolder
@@ -80,18 +80,12 @@ class AblateInterval(Options):
         """Check what can be checked without a model."""
         super().__post_init__()
         for name in ("intervals", "modes", "cache_mb"):
-            option = f"--{name.replace('_', '-')}"
-            values = getattr(self, name)
+            option, values = option_name(name), getattr(self, name)
             if not values:
                 raise UserError(f"{option}: expected at least one value")
             if len(set(values)) < len(values):
                 raise UserError(f"{option} {' '.join(map(str, values))}: expected each value once")
-        for name, minimum in (("first_chunk", 1), ("chunk", 1), ("repeats", 1)):
-            if getattr(self, name) < minimum:
-                option = f"--{name.replace('_', '-')} {getattr(self, name)}"
-                raise UserError(f"{option}: expected at least {minimum}")
-        if min(self.intervals) < 0:
-            raise UserError(f"--intervals {min(self.intervals)}: expected at least 0")
+        check_at_least(self, first_chunk=1, chunk=1, repeats=1, intervals=0)
         if not min(self.cache_mb) > 0:
             raise UserError(f"--cache-mb {min(self.cache_mb)}: expected more than 0")
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.errors import UserError, run_main
+from experiments.errors import UserError, check_at_least, run_main
 from experiments.measure import gemm, median_interval, ratios, timed
 from experiments.options import Options, parse, started
 from experiments.progress import SweepProgress
@@ -96,8 +96,7 @@ class BenchAgainstTorch(Options):
             for value in getattr(self, name):
                 if value not in known:
                     raise UserError(f"--{name} {value}: expected among {', '.join(known)}")
-        if self.rounds < 1 or min(self.tokens, default=0) < 1:
-            raise UserError("--rounds and --tokens: expected at least 1")
+        check_at_least(self, rounds=1, tokens=1)
 
 
 def torch_model(shape: str, dtype: str, seed: int) -> Any:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.errors import UserError, as_user_error, run_main
+from experiments.errors import UserError, as_user_error, check_at_least, run_main
 from experiments.measure import gemm, interleaved_pairs, median_interval, ratios, timed
 from experiments.options import Options, parse, started
 from experiments.progress import SweepProgress
@@ -49,15 +49,14 @@ class BenchPrefill(Options):
     def __post_init__(self) -> None:
         """Check what can be checked without a model."""
         super().__post_init__()
+        check_at_least(self, tiles=1, captures=1, rounds=1, pairs=1)
         for tile in self.tiles:
-            if tile < 1 or tile % self.block_size:
+            if tile % self.block_size:
                 raise UserError(f"--tiles {tile}: expected multiples of {self.block_size}")
-        if not self.tiles or self.captures * max(self.tiles) > self.tokens:
+        if self.captures * max(self.tiles) > self.tokens:
             raise UserError(
                 f"--captures {self.captures}: expected at most a capture a tile of {self.tokens}"
             )
-        if self.rounds < 1 or self.pairs < 1:
-            raise UserError("--rounds and --pairs: expected at least 1")
 
 
 def build(options: BenchPrefill, tile: int) -> "ModelRunner":

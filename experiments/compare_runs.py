@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from experiments.differences import as_text, changed
 from experiments.errors import UserError, run_main
 from experiments.run_folder import cell_key, read_config, read_rows
 from experiments.tables import print_table, seconds, write_csv
@@ -76,41 +77,6 @@ class Difference:
         """Relative change of the median; None where the first is 0."""
         before, after = statistics.median(self.left), statistics.median(self.right)
         return (after - before) / abs(before) if before else None
-
-
-def flat(value: Any, name: str = "") -> dict[str, Any]:
-    """Nested dictionaries as one with dotted names.
-
-    >>> flat({"seed": 0, "workload": {"name": "w"}})
-    {'seed': 0, 'workload.name': 'w'}
-    """
-    if not isinstance(value, dict):
-        return {name: value}
-    found: dict[str, Any] = {}
-    for key, item in value.items():
-        found |= flat(item, f"{name}.{key}" if name else key)
-    return found
-
-
-def changed(left: Any, right: Any) -> list[tuple[str, Any, Any]]:
-    """What differs between two JSON values.
-
-    Args:
-        left, right: the values.
-
-    Returns:
-        (dotted name, left value, right value) for each difference; "-" where it is missing.
-
-    >>> changed({"tile": 64, "seed": 0}, {"tile": 128, "seed": 0, "new": 1})
-    [('tile', 64, 128), ('new', '-', 1)]
-    """
-    before, after = flat(left), flat(right)
-    names = [*before, *(name for name in after if name not in before)]
-    return [
-        (name, before.get(name, "-"), after.get(name, "-"))
-        for name in names
-        if before.get(name, "-") != after.get(name, "-")
-    ]
 
 
 def parameters_of(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -246,7 +212,11 @@ def _print_configs(left: Mapping[str, Any], right: Mapping[str, Any]) -> None:
         ("code", *line) for line in changed({"commit": _commit(left)}, {"commit": _commit(right)})
     ]
     if lines:
-        print_table("What changed", ("", "name", "left", "right"), [_texts(line) for line in lines])
+        print_table(
+            "What changed",
+            ("", "name", "left", "right"),
+            [list(map(as_text, line)) for line in lines],
+        )
     else:
         print("Configuration, environment and commit are the same.")
 
@@ -256,10 +226,6 @@ def _commit(config: Mapping[str, Any]) -> str:
         (commit["commit"] or "unknown")[:10] + ("+" if commit["dirty"] else "")
         for commit in config.get("commits", [])
     )
-
-
-def _texts(line: Sequence[Any]) -> list[str]:
-    return [value if isinstance(value, str) else json.dumps(value) for value in line]
 
 
 def _print_differences(found: Sequence[Difference], everything: bool) -> None:

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 class UserError(Exception):
@@ -24,6 +25,34 @@ def as_user_error(what: str) -> Iterator[None]:
     except (ValueError, TypeError, KeyError, OSError, MemoryError) as error:
         text = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"{what}: {text}") from error
+
+
+def option_name(field: str) -> str:
+    """The command-line option of a field of an options dataclass.
+
+    >>> option_name("cache_mb")
+    '--cache-mb'
+    """
+    return f"--{field.replace('_', '-')}"
+
+
+def check_at_least(options: Any, **minima: int) -> None:
+    """Refuse options that are smaller than they may be.
+
+    Args:
+        options: an options dataclass.
+        minima: least value by field; of a field with several values each counts, and one is needed.
+
+    Raises:
+        UserError: names the option and the value.
+    """
+    for field, minimum in minima.items():
+        given = getattr(options, field)
+        values = given if isinstance(given, tuple) else (given,)
+        if not values:
+            raise UserError(f"{option_name(field)}: expected at least one value")
+        if min(values) < minimum:
+            raise UserError(f"{option_name(field)} {min(values)}: expected at least {minimum}")
 
 
 def run_main(

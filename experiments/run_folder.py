@@ -24,8 +24,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from experiments.differences import as_text, changed
 from experiments.environment import describe_environment, git_state
 from experiments.errors import UserError
+from experiments.files import replace_file
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
@@ -133,33 +135,22 @@ def _finished(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[di
 
 
 def differences(old: Any, new: Any, name: str = "") -> list[str]:
-    """Name what differs between two JSON values, deepest key first named.
+    """Name what differs between what a folder holds and what is asked for.
 
     Args:
-        old: the value that was there.
-        new: the value that is asked for.
-        name: dotted path of the two, put in front of each difference.
+        old, new: JSON values.
+        name: dotted path of both, put in front of each difference.
 
     Returns:
-        One text a difference, e.g. "tile: 64 there, 128 asked for".
+        One text a difference.
 
     >>> differences({"tile": 64, "seed": 0}, {"tile": 128, "seed": 0})
     ['tile: 64 there, 128 asked for']
     """
-    if isinstance(old, dict) and isinstance(new, dict):
-        keys = [*old, *(key for key in new if key not in old)]
-        return [
-            line
-            for key in keys
-            for line in differences(
-                old.get(key, "nothing"), new.get(key, "nothing"), f"{name}.{key}" if name else key
-            )
-        ]
-    return [] if old == new else [f"{name}: {_show(old)} there, {_show(new)} asked for"]
-
-
-def _show(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return [
+        f"{key}: {as_text(there)} there, {as_text(asked)} asked for"
+        for key, there, asked in changed(old, new, name)
+    ]
 
 
 @dataclass
@@ -323,7 +314,7 @@ class RunFolder:
                 "commits": [commit],
                 "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             }
-            _replace(self.path / CONFIG, json.dumps(content, indent=2) + "\n")
+            replace_file(self.path / CONFIG, json.dumps(content, indent=2) + "\n")
             return
         there = read_config(self.path)
         for part, new in (("format", FORMAT), ("experiment", experiment), ("config", config)):
@@ -336,7 +327,7 @@ class RunFolder:
                 "the code has changed since this run was started; going on with both"
             )
             there["commits"].append(commit)
-            _replace(self.path / CONFIG, json.dumps(there, indent=2) + "\n")
+            replace_file(self.path / CONFIG, json.dumps(there, indent=2) + "\n")
 
     def _open_metrics(self) -> None:
         path = self.path / METRICS
@@ -350,7 +341,7 @@ class RunFolder:
                 f"dropped {len(rest)} lines of {cells} unfinished cells; they run again"
             )
         if torn or rest:
-            _replace(path, "".join(json.dumps(row) + "\n" for row in done))
+            replace_file(path, "".join(json.dumps(row) + "\n" for row in done))
         self._done = {row["cell"] for row in done}
         self._metrics = path.open("ab")
 
@@ -370,13 +361,3 @@ def _dated(runs: Path, experiment: str) -> Path:
         again += 1
         path = runs / f"{name}-{again}"
     return path
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file so that a reader or a crash sees the old content or the new, never a part."""
-    part = path.with_name(path.name + ".part")
-    with part.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)

@@ -15,7 +15,7 @@ import tyro
 from experiments import (
     ablate_report,
     bench_against_torch,
-    bench_kernels,
+    bench_kernels_report,
     bench_prefill,
     policy_report,
     tail_split,
@@ -28,7 +28,7 @@ Rows = list[dict[str, Any]]
 HEADLINES: dict[str, Callable[[Rows], str]] = {
     "ablate_interval": ablate_report.headline,
     "bench_against_torch": bench_against_torch.headline,
-    "bench_kernels": bench_kernels.headline,
+    "bench_kernels": bench_kernels_report.headline,
     "bench_prefill": bench_prefill.headline,
     "compare_policies": policy_report.headline,
     "tail_split": tail_split.headline,

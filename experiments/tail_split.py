@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from experiments.errors import UserError, as_user_error, run_main
+from experiments.errors import UserError, as_user_error, check_at_least, run_main
 from experiments.options import Options, parse, started
 from experiments.progress import SweepProgress
 from experiments.run_folder import RunFolder, read_rows
@@ -60,16 +60,7 @@ class TailSplit(Options):
     def __post_init__(self) -> None:
         """Check what can be checked without a model."""
         super().__post_init__()
-        for name, minimum in (
-            ("total_tokens", 2),
-            ("first_chunk", 1),
-            ("chunk", 1),
-            ("interval", 0),
-            ("repeats", 1),
-        ):
-            if getattr(self, name) < minimum:
-                option = f"--{name.replace('_', '-')} {getattr(self, name)}"
-                raise UserError(f"{option}: expected at least {minimum}")
+        check_at_least(self, total_tokens=2, first_chunk=1, chunk=1, interval=0, repeats=1)
         if not self.modes or len(set(self.modes)) < len(self.modes):
             raise UserError(f"--modes {' '.join(self.modes)}: expected each mode at most once")
 

@@ -1,7 +1,6 @@
 """Answers of the model: generated once, recorded, and replayed wherever the workload runs again."""
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -11,6 +10,7 @@ from jaxtyping import Int32
 from numpy import ndarray
 
 from experiments.errors import UserError
+from experiments.files import replace_file
 from experiments.workloads.workload import Request, Workload
 
 Answer = TypeVar("Answer")
@@ -60,13 +60,11 @@ class Outputs:
         Args:
             path: the file.
         """
-        part = path.with_name(path.name + ".part")
         content = {
             "workload": self.workload.digest(),
             "answers": [answer.tolist() for answer in self.answers],
         }
-        part.write_text(json.dumps(content))
-        os.replace(part, path)
+        replace_file(path, json.dumps(content))
 
     def prompts(self) -> Iterator[Int32[ndarray, " tokens"]]:
         """The prompts of all requests, in order."""

@@ -44,8 +44,8 @@ def test_the_headline_is_one_line_and_known_to_the_run_table():
     [
         ({"shapes": ("llama",)}, "--shapes llama: expected among bamba, qwen3.5"),
         ({"dtypes": ("float16",)}, "--dtypes float16: expected among float32, bfloat16"),
-        ({"rounds": 0}, "--rounds and --tokens: expected at least 1"),
-        ({"tokens": ()}, "--rounds and --tokens: expected at least 1"),
+        ({"rounds": 0}, "--rounds 0: expected at least 1"),
+        ({"tokens": ()}, "--tokens: expected at least one value"),
     ],
 )
 def test_a_wrong_option_is_one_line(options, match):

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import bench_kernels, run_table
+from experiments import bench_kernels, bench_kernels_report, run_table
 from experiments.errors import UserError, run_main
 from experiments.kernel_cases import CASES
 from experiments.run_folder import read_rows
@@ -52,10 +52,13 @@ def test_a_quick_run_leaves_a_whole_run_folder(tmp_path, monkeypatch) -> None:
         "kernels.png",
     }
     rows = read_rows(out)
-    lines = bench_kernels.run_summary(rows)
+    lines = bench_kernels_report.run_summary(rows)
     assert {line["implementation"] for line in lines} == {"xla", "reference", "associative"}
     assert all(line["run_s"] > 0 and line["compile_s"] > 0 for line in lines)
-    assert {pair["what"] for pair in bench_kernels.pair_summary(rows)} == {"captures", "split"}
+    assert {pair["what"] for pair in bench_kernels_report.pair_summary(rows)} == {
+        "captures",
+        "split",
+    }
     assert "captures at 4 offsets" in run_table.row(out)
 
 
