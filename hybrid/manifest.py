@@ -100,7 +100,7 @@ class Manifest:
         return json.dumps({"sha256": _json_sha256(body), **body}, indent=1)
 
     @classmethod
-    def from_json(cls, save: str, text: str) -> "Manifest":
+    def from_json(cls, save: str, text: str | bytes) -> "Manifest":
         """Read a manifest back.
 
         Raises:
@@ -126,7 +126,7 @@ class Manifest:
                 for entry in body["positions"]
             )
             return cls(**body)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise SaveError(save, Reason.CORRUPT, f"no manifest: {error}") from error
 
 

@@ -8,15 +8,18 @@ rename, so a save is seen whole or not at all::
     <directory>/<writer>-<number>-<digest>.json the manifest: contents, checksums, fingerprint
 
 A later save of the same conversation holds only the blocks that no earlier one does; prefix digests
-link the two. Whatever does not verify is reported as `SaveError`, never returned.
+link the two. Whatever does not verify is reported as `SaveError`, never returned. What bears no
+such name is somebody else's, and is neither read nor removed.
 """
 
+import contextlib
 import dataclasses
 import errno
 import fcntl
 import logging
 import os
 import pathlib
+import re
 import shutil
 import threading
 import uuid
@@ -37,6 +40,12 @@ _MARGIN_BYTES = 1 << 20  # left free on the disk beside what a save needs
 # Orbax 0.12.8 numbers its operations in one counter a process: a load during a save in another
 # thread makes that save miss the signal that its directories exist, and fail or write elsewhere.
 _orbax_lock = threading.Lock()
+
+# Writer, number and digest of a save; then what is still unfinished of it, ours or Orbax's.
+_SAVE = re.compile(r"(?P<writer>[0-9a-f]{12})-[0-9]{6,}-[0-9a-f]{16}")
+_ORBAX_UNFINISHED = ".orbax-checkpoint-tmp"
+_UNFINISHED = re.compile(rf"{_SAVE.pattern}(\.json\.tmp|{re.escape(_ORBAX_UNFINISHED)}.*)?")
+_LOCK = re.compile(r"writer-(?P<writer>[0-9a-f]{12})\.lock")
 
 _log = logging.getLogger(__name__)
 
@@ -121,9 +130,7 @@ class OrbaxSnapshotStore:
         self._writer = uuid.uuid4().hex[:12]
         self._count = 0
         lock = self.directory / f"writer-{self._writer}.lock"
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        self._release = weakref.finalize(self, _release, descriptor, lock)
+        self._release = weakref.finalize(self, _release, _hold(lock), lock)
         self._remove_leftovers()
 
     def new_name(self, first_block: bytes) -> str:
@@ -159,7 +166,7 @@ class OrbaxSnapshotStore:
                 ocp.save_async(path, tree).result()
             self._publish(manifest)
         except BaseException:
-            shutil.rmtree(path, ignore_errors=True)
+            self.drop(manifest.save)
             raise
         return manifest
 
@@ -198,9 +205,10 @@ class OrbaxSnapshotStore:
 
     def scan(self) -> Iterator[Manifest | SaveError]:
         """Read all manifests."""
-        for path in sorted(self.directory.glob("*-*.json"), key=_age):
+        saves = (p for p in self.directory.glob("*.json") if _SAVE.fullmatch(p.stem))
+        for path in sorted(saves, key=_age):
             try:
-                text = path.read_text()
+                text = path.read_bytes()
                 if not path.with_suffix("").is_dir():
                     raise SaveError(path.stem, Reason.INCOMPLETE, "its arrays are gone")
                 yield Manifest.from_json(path.stem, text)
@@ -208,13 +216,17 @@ class OrbaxSnapshotStore:
                 if error.reason is not Reason.FINGERPRINT_MISMATCH:
                     self.drop(path.stem)
                 yield error
-            except (OSError, UnicodeDecodeError) as error:
+            except OSError as error:
                 yield SaveError(path.stem, Reason.CORRUPT, f"unreadable: {error}")
 
     def drop(self, name: str) -> None:
-        """Remove the manifest, then the arrays."""
-        (self.directory / f"{name}.json").unlink(missing_ok=True)
-        shutil.rmtree(self.directory / name, ignore_errors=True)
+        """Remove the manifest, then the arrays, as far as the directory still lets us."""
+        with contextlib.suppress(OSError):
+            (self.directory / f"{name}.json").unlink(missing_ok=True)
+            # Orbax leaves its unfinished directory behind where a save fails.
+            for path in self.directory.iterdir():
+                if path.name == name or path.name.startswith(f"{name}{_ORBAX_UNFINISHED}"):
+                    shutil.rmtree(path, ignore_errors=True)
 
     def close(self) -> None:
         """Let go of the writer's lock."""
@@ -247,12 +259,13 @@ class OrbaxSnapshotStore:
     def _remove_leftovers(self) -> None:
         """Remove arrays without a manifest and unfinished files of writers that no longer live."""
         living = {self._writer}
-        for lock in self.directory.glob("writer-*.lock"):
-            writer = lock.stem.removeprefix("writer-")
-            if writer not in living and not self._reap(lock):
-                living.add(writer)
+        for lock in self.directory.iterdir():
+            named = _LOCK.fullmatch(lock.name)
+            if named and named["writer"] != self._writer and not self._reap(lock):
+                living.add(named["writer"])
         for path in self.directory.iterdir():
-            if path.name.startswith("writer-") or path.name.partition("-")[0] in living:
+            named = _UNFINISHED.fullmatch(path.name)
+            if not named or named["writer"] in living:
                 continue
             if path.is_dir() and not path.with_name(f"{path.name}.json").exists():
                 _log.info("removing an unfinished save: %s", path)
@@ -266,12 +279,36 @@ class OrbaxSnapshotStore:
         try:
             with lock.open("r+") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                lock.unlink(missing_ok=True)
+                if not _is_at(lock, file.fileno()):
+                    return False
+                lock.unlink()
         except FileNotFoundError:
             return True
         except OSError:
             return False
         return True
+
+
+def _hold(lock: pathlib.Path) -> int:
+    """Make and lock a file; another store may take it for a dead writer's before it is locked."""
+    while True:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if _is_at(lock, descriptor):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _is_at(path: pathlib.Path, descriptor: int) -> bool:
+    """Whether an open file is still the one at a path."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _release(descriptor: int, lock: pathlib.Path) -> None:

@@ -267,8 +267,8 @@ def test_manifest_is_checked(tmp_path):
     assert not path.exists()
     renamed = store.put(save_of(store))
     path = tmp_path / f"{renamed.save}.json"
-    (tmp_path / renamed.save).rename(tmp_path / "other-000001-00")
-    path.rename(tmp_path / "other-000001-00.json")
+    (tmp_path / renamed.save).rename(tmp_path / "0123456789ab-000001-0000000000000000")
+    path.rename(tmp_path / "0123456789ab-000001-0000000000000000.json")
     (error,) = store.scan()
     assert "that of" in str(error)
     store.close()
