@@ -130,6 +130,8 @@ class DiskTier:
                 states, rows = self._load(prompt, position, wanted)
             except SaveError as error:
                 _log.warning("miss: %s", error)
+                if error.save not in self._manifests:  # nothing to forget: it would come again
+                    return DiskMatch(0, reason=error.reason)
                 reason = error.reason
                 self._forget(error.save, error.reason)
                 continue
@@ -171,6 +173,8 @@ class DiskTier:
             if self._index.attach(keys, p, exact=marks[p]).status is AttachStatus.ATTACHED
         ]
         if not entries:
+            if insertion.upgraded or len(insertion.block_ids):
+                self._rebuild()  # the index must not hold what no save does
             return
         start = min([first for first, _ in insertion.upgraded] + [insertion.first_block])
         new_blocks = num_blocks - start
@@ -186,8 +190,15 @@ class DiskTier:
             kv={},
             positions=tuple(entries),
         )
-        rows = read_rows(start * size, num_blocks * size) if new_blocks else ()
-        self._hand_over(Save(manifest, rows, {e.position: captured[e.position] for e in entries}))
+        try:
+            rows = read_rows(start * size, num_blocks * size) if new_blocks else ()
+            states = {e.position: captured[e.position] for e in entries}
+            self._hand_over(Save(manifest, rows, states))
+        except BaseException:
+            if manifest.save not in self._pending:
+                self._manifests.pop(manifest.save, None)
+                self._rebuild()
+            raise
 
     def flush(self) -> None:
         """Wait until all saves that were handed over are written or given up."""

@@ -127,6 +127,7 @@ class Engine:
         self.cache = PrefixCache(runner, scheduling, limits, eviction)
         self.disk = None if directory is None else _open_disk(runner, directory)
         self._buffer = WorkingBuffer(runner)
+        self._closed = False
 
     def __enter__(self) -> Self:
         return self
@@ -146,6 +147,7 @@ class Engine:
 
     def close(self) -> None:
         """Flush, let go of the directory and the workspace; the engine is not to be used after."""
+        self._closed = True
         if self.disk is not None:
             self.disk.close()
         self._buffer = WorkingBuffer(self.runner)
@@ -183,9 +185,12 @@ class Engine:
             The continuation and the report.
 
         Raises:
-            ValueError: an argument out of its bounds; nothing has run then.
+            ValueError: an argument out of its bounds, or the engine is closed; nothing has run
+                then.
         """
         started = time.perf_counter()
+        if self._closed:
+            raise ValueError("the engine is closed; expected an open one")
         prompt = self._check_prompt(prompt_tokens, max_new_tokens)
         _check_draws(temperature, seed)
         for stop_token in stop_tokens:
@@ -306,8 +311,12 @@ class Engine:
         held = dict(result.snapshots)
         if source.promote and source.states is not None:
             held[admission.restored] = source.states
-        outcome = self.cache.session.finish(admission, tuple(held))
-        self.cache.keep(outcome, held, read_rows)
+        try:
+            outcome = self.cache.session.finish(admission, tuple(held))
+            self.cache.keep(outcome, held, read_rows)
+        except BaseException:  # the index may name payloads that never came
+            self.cache.clear()
+            raise
         if self.disk is not None:
             self.disk.save(
                 prompt, result.snapshots, admission.exact, self.runner.shapes.tile, read_rows
@@ -365,7 +374,7 @@ def _check_draws(temperature: float, seed: int) -> None:
 def _check_room(runner: ModelRunner, limits: Budget) -> None:
     """The workspace on the device and the cache's budget on the host, before either is filled."""
     workspace_bytes = tree_bytes(runner.workspace_shapes)
-    cache_bytes = limits.total_bytes or (limits.kv_bytes or 0) + (limits.snapshot_bytes or 0)
+    cache_bytes = limits.bounded_bytes
     on_host = runner.device.platform == "cpu"
     check_memory(
         MemoryEstimate(0, workspace_bytes, 0, cache_bytes if on_host else 0), runner.device

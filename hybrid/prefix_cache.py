@@ -59,6 +59,12 @@ class PrefixCache:
         self._blocks: dict[int, Rows] = {}
         self._snapshots: dict[int, Snapshot] = {}
 
+    def clear(self) -> None:
+        """Forget everything: for when a request broke off between the index and the payloads."""
+        self.index.clear()
+        self._blocks.clear()
+        self._snapshots.clear()
+
     def snapshot(self, snapshot_id: int) -> Snapshot:
         """The states of a snapshot that the index holds."""
         return self._snapshots[snapshot_id]

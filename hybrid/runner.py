@@ -30,6 +30,7 @@ from hybrid.state import (
     state_shapes,
     zeros,
 )
+from hybrid.trained import load_trained, trained_names
 from planner.schedule import Schedule
 
 Snapshot = tuple[FixedState, ...]
@@ -176,12 +177,30 @@ class ModelRunner:
         dtype: str = "float32",
         implementation: str = "auto",
         seed: int = 0,
+        trained: bool = True,
         **shapes: Any,
     ) -> Self:
-        """A runner for the preset `name` with initial weights; `shapes` are fields of
-        `RunnerConfig`."""
-        compute = Compute(dtype=dtype, implementation=implementation)
-        return cls(preset(name), compute, RunnerConfig(capacity=capacity, **shapes), seed=seed)
+        """A runner for a preset, with the weights that come with it or initial ones.
+
+        Args:
+            name: of the preset.
+            capacity: see `RunnerConfig`.
+            dtype, implementation: see `Compute`.
+            seed: of initial weights.
+            trained: use the weights of `hybrid.trained` where it has some for the preset; False
+                draws initial ones all the same.
+            shapes: other fields of `RunnerConfig`.
+
+        Raises:
+            ValueError: an unknown preset, or trained weights that are damaged.
+            InsufficientMemoryError: see the class.
+        """
+        config, compute = preset(name), Compute(dtype=dtype, implementation=implementation)
+        params = None
+        if trained and name in trained_names():
+            params = nnx.state(load_trained(name, compute))
+        runner_config = RunnerConfig(capacity=capacity, **shapes)
+        return cls(config, compute, runner_config, params=params, seed=seed)
 
     @property
     def copy_rows(self) -> int:
@@ -306,11 +325,11 @@ class ModelRunner:
             position = max(position, end // tile * tile)
             passes, computed = passes + 1, computed + end - start
             for slot, at in enumerate(wanted):
-                state = self._take_slot(workspace.captured, jax.device_put(np.int32(slot)))
+                slot_ = jax.device_put(np.int32(slot))
                 if at in captures:
-                    result_snapshots[at] = state
-                if at == schedule.total:
-                    end_state = state
+                    result_snapshots[at] = self._take_slot(workspace.captured, slot_)
+                if at == schedule.total:  # a copy of its own: decoding donates it
+                    end_state = self._take_slot(workspace.captured, slot_)
         if logits is None or end_state is None:
             raise ValueError("the schedule has no pass that reaches the prompt's end")
         return PrefillResult(logits, result_snapshots, end_state, passes, computed, workspace)

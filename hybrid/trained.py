@@ -76,11 +76,9 @@ def load_weights(path: Path, config: HybridConfig, compute: Compute) -> nnx.Stat
         nnx.state(nnx.eval_shape(lambda: HybridModel(config, compute, nnx.Rngs(params=0))))
     )
     names = {_name(key) for key, _ in shapes}
-    if names != set(stored):
-        raise CheckpointError(
-            f"{path}: holds other tensors than {config.name} has: "
-            f"{', '.join(sorted(names ^ set(stored)))}"
-        )
+    for what, those in (("lacks", names - set(stored)), ("should not hold", set(stored) - names)):
+        if those:
+            raise CheckpointError(f"{path}: {what} {', '.join(sorted(those))} for {config.name}")
     filled = []
     for key, leaf in shapes:
         tensor = stored[_name(key)]

@@ -48,6 +48,18 @@ class Budget:
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, check_int(name, value, 0))
 
+    @property
+    def bounded_bytes(self) -> int:
+        """The most that may be held, leaving out a kind that has no limit.
+
+        >>> Budget(total_bytes=100, kv_bytes=30, snapshot_bytes=20).bounded_bytes
+        50
+        """
+        kinds = [limit for limit in (self.kv_bytes, self.snapshot_bytes) if limit is not None]
+        if self.total_bytes is None:
+            return sum(kinds)
+        return min(self.total_bytes, sum(kinds)) if len(kinds) == 2 else self.total_bytes
+
 
 class EvictionPolicy(ABC):
     """Chooses what goes next. One object serves one index."""

@@ -103,6 +103,21 @@ class Holdings:
             else:
                 self._evict_tail(candidate, max(own, total), evicted)
 
+    def clear(self) -> None:
+        """Give up all that is held, pinned or not, where its owner has lost track of the payloads.
+
+        What the policy has learnt stays; pins taken before are not to be released after.
+        """
+        for snapshot in list(self.snapshots.values()):
+            self._remove(snapshot, remember=False)
+        for node in radix_tree.nodes(self.root):
+            self.policy.discard(node)
+        for key in self.root.children:
+            self._remember_path(NO_BLOCK, key)
+        self.root = Node(None, 0, np.empty(0, np.int64), np.empty(0, np.int64), 0)
+        self.num_blocks = 0
+        self._guarded = None
+
     def _evict_snapshot(self, snapshot: Snapshot, evicted: Evictions, remember: bool) -> None:
         self._remove(snapshot, remember)
         self.evicted_snapshots += 1

@@ -8,6 +8,10 @@ from jaxtyping import Float64, Int64, UInt8
 from numpy import ndarray
 
 _XZ_DICTIONARY_BYTES = 64 << 20
+_LEAST_DISCOUNT, _MOST_DISCOUNT = 0.05, 0.95
+"""Without a discount, as where no n-gram was counted once, a byte that a context has not seen would
+have probability 0 and cost infinitely many bits; with one of 1, n-grams counted once would count as
+never seen."""
 
 
 class _Order(NamedTuple):
@@ -25,7 +29,7 @@ class NGram:
     """A byte n-gram model with interpolated Kneser-Ney smoothing, down to the uniform distribution.
 
     The highest order counts occurrences, lower ones the different bytes that come before; each has
-    one discount, n1 / (n1 + 2 n2) of the n-grams counted once and twice.
+    one discount, n1 / (n1 + 2 n2) of the n-grams counted once and twice, kept within 0.05 to 0.95.
 
     Source: Kneser and Ney, "Improved backing-off for m-gram language modeling" (1995); Chen and
     Goodman, "An empirical study of smoothing techniques for language modeling" (1999).
@@ -104,16 +108,20 @@ def _xz_bytes(data: bytes) -> int:
 
 def _grams(text: UInt8[ndarray, " n"], order: int) -> Int64[ndarray, " g"]:
     """Each `order` bytes in a row as one number, the last byte lowest."""
-    wide, count = text.astype(np.int64), len(text) - order + 1
-    return sum((wide[i : i + count] << 8 * (order - 1 - i) for i in range(order)), np.int64(0))
+    count = len(text) - order + 1
+    grams = np.zeros(count, np.int64)
+    for i in range(order):
+        grams = (grams << 8) | text[i : i + count]
+    return grams
 
 
 def _count(grams: Int64[ndarray, " g"], counts: Float64[ndarray, " g"]) -> _Order:
     contexts, inverse, kinds = np.unique(grams >> 8, return_inverse=True, return_counts=True)
     totals = np.bincount(inverse, counts, len(contexts))
     once, twice = float((counts == 1).sum()), float((counts == 2).sum())
-    discount = once / (once + 2 * twice) if once else 0.0
-    return _Order(grams, counts, contexts, totals, kinds.astype(np.float64), min(discount, 0.95))
+    estimate = once / (once + 2 * twice) if once else 0.0
+    discount = min(max(estimate, _LEAST_DISCOUNT), _MOST_DISCOUNT)
+    return _Order(grams, counts, contexts, totals, kinds.astype(np.float64), discount)
 
 
 def _find(table: Int64[ndarray, " t"], values: Int64[ndarray, " v"]) -> Int64[ndarray, " v"]:
