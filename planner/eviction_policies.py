@@ -32,20 +32,23 @@ class RankedSnapshots(EvictionPolicy):
         self._columns = np.empty((3, 64))
 
     @abstractmethod
-    def value(self, snapshot: Snapshot) -> float:
-        """What the snapshot is worth now, apart from when it was used."""
+    def measure(self, snapshot: Snapshot) -> tuple[float, float]:
+        """Two numbers that the order is made of; they hold until the snapshot is updated."""
 
     @abstractmethod
-    def scores(self, last_use: np.ndarray, value: np.ndarray) -> np.ndarray:
+    def scores(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
         """The order: the smallest goes first.
 
         Args:
-            last_use: float64 [snapshots], clock of the last use.
-            value: float64 [snapshots], see `value`.
+            first, second: float64 [snapshots], see `measure`.
 
         Returns:
             float64 [snapshots].
         """
+
+    def may_go(self, score: float) -> bool:
+        """Whether the one of the smallest score may go; if not, the newcomer is refused."""
+        return True
 
     def update(self, candidate: Candidate) -> None:
         """Enter a candidate, or note its values of now."""
@@ -57,7 +60,7 @@ class RankedSnapshots(EvictionPolicy):
             self._held.append(candidate)
             if len(self._held) > self._columns.shape[1]:
                 self._columns = np.concatenate([self._columns, np.empty_like(self._columns)], 1)
-        self._columns[:, place] = candidate.last_use, self.value(candidate), candidate.id
+        self._columns[:, place] = *self.measure(candidate), candidate.id
 
     def discard(self, candidate: Candidate) -> None:
         """Forget a candidate; the last one takes its place."""
@@ -84,10 +87,11 @@ class RankedSnapshots(EvictionPolicy):
     def _lowest(self) -> Snapshot | None:
         if not self._held:
             return None
-        last_use, value, ids = self._columns[:, : len(self._held)]
-        scores = self.scores(last_use, value)
-        lowest = np.flatnonzero(scores == scores.min())
-        return self._held[int(lowest[ids[lowest].argmin()])]
+        first, second, ids = self._columns[:, : len(self._held)]
+        scores = self.scores(first, second)
+        least = scores.min()
+        lowest = np.flatnonzero(scores == least)
+        return self._held[int(lowest[ids[lowest].argmin()])] if self.may_go(least) else None
 
 
 def _normalised(x: np.ndarray) -> np.ndarray:
@@ -117,14 +121,15 @@ class FlopAware(RankedSnapshots):
         super().__init__()
         self._costs, self._alpha = costs, alpha
 
-    def value(self, snapshot: Snapshot) -> float:
-        """FLOPs per byte."""
+    def measure(self, snapshot: Snapshot) -> tuple[float, float]:
+        """Last use; FLOPs per byte."""
         start = snapshot.position - snapshot.gap_tokens
-        return prefill_flops(self._costs, start, snapshot.position) / max(snapshot.num_bytes, 1)
+        flops = prefill_flops(self._costs, start, snapshot.position)
+        return snapshot.last_use, flops / max(snapshot.num_bytes, 1)
 
-    def scores(self, last_use: np.ndarray, value: np.ndarray) -> np.ndarray:
+    def scores(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
         """Recency plus weighted FLOPs per byte."""
-        return _normalised(last_use) + self._alpha * _normalised(value)
+        return _normalised(first) + self._alpha * _normalised(second)
 
 
 class SegmentLength(RankedSnapshots):
@@ -136,13 +141,13 @@ class SegmentLength(RankedSnapshots):
 
     name = "segment_length"
 
-    def value(self, snapshot: Snapshot) -> float:
-        """Tokens that would be replayed."""
-        return snapshot.gap_tokens
+    def measure(self, snapshot: Snapshot) -> tuple[float, float]:
+        """Last use; tokens that would be replayed."""
+        return snapshot.last_use, snapshot.gap_tokens
 
-    def scores(self, last_use: np.ndarray, value: np.ndarray) -> np.ndarray:
+    def scores(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
         """Recency plus length."""
-        return _normalised(last_use) + _normalised(value)
+        return _normalised(first) + _normalised(second)
 
 
 class CoverageThinning(RankedSnapshots):
@@ -154,13 +159,13 @@ class CoverageThinning(RankedSnapshots):
 
     name = "coverage"
 
-    def value(self, snapshot: Snapshot) -> float:
-        """Tokens that would be replayed."""
-        return snapshot.gap_tokens
+    def measure(self, snapshot: Snapshot) -> tuple[float, float]:
+        """Last use; tokens that would be replayed."""
+        return snapshot.last_use, snapshot.gap_tokens
 
-    def scores(self, last_use: np.ndarray, value: np.ndarray) -> np.ndarray:
+    def scores(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
         """Length first; recency, below one token, breaks ties."""
-        return value + 0.5 * _normalised(last_use)
+        return second + 0.5 * _normalised(first)
 
 
 class SupersededFirst(RankedSnapshots):
@@ -173,13 +178,13 @@ class SupersededFirst(RankedSnapshots):
 
     name = "superseded_first"
 
-    def value(self, snapshot: Snapshot) -> float:
-        """0 if superseded, else 1."""
-        return 0.0 if snapshot.superseded else 1.0
+    def measure(self, snapshot: Snapshot) -> tuple[float, float]:
+        """Last use; 0 if superseded, else 1."""
+        return snapshot.last_use, 0.0 if snapshot.superseded else 1.0
 
-    def scores(self, last_use: np.ndarray, value: np.ndarray) -> np.ndarray:
+    def scores(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
         """Superseded ones first, each group by age."""
-        return value + 0.5 * _normalised(last_use)
+        return second + 0.5 * _normalised(first)
 
 
 @dataclass(frozen=True, slots=True)

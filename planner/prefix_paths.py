@@ -3,11 +3,12 @@
 The tree is compressed: it has a node where a prompt ends, where two prompts part, where a match
 ends and at each prompt's last boundary, with the blocks between as one edge::
 
-    request 0   A B C D E          root --A B--+--C D E     node 2 (end of 0)
-    request 1   A B X                  node 1  +--X         node 3 (end of 1)
+    request 0   A B C D E          root --A B--+--C D E     node 1, the end of 0
+    request 1   A B X                  node 2  +--X         node 3, the end of 1
 
-Request 1 matches node 1, at depth 2. It is the whole trace's tree, so a node may be younger than a
-request whose path runs through it; times say which requests could use it.
+Request 1 matches node 2; a node that is split keeps its number and its end. It is the whole trace's
+tree, so a node may be younger than a request whose path runs through it; times say which requests
+could use it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -96,6 +97,28 @@ class PrefixPaths:
         while node != ROOT:
             yield node
             node = self.parent[node]
+
+    def find(self, keys: Int64[ndarray, " blocks"]) -> int:
+        """The node at or above which some blocks end, on the edge to it.
+
+        Args:
+            keys: the first blocks of a prompt of the trace.
+
+        Returns:
+            The node's number.
+
+        Raises:
+            ValueError: no prompt of the trace starts with these blocks.
+        """
+        node, done = ROOT, 0
+        while done < len(keys):
+            child = self._children[node].get(int(keys[done]))
+            edge = self._edge[child] if child is not None else keys[:0]
+            count = min(len(edge), len(keys) - done)
+            if child is None or _shared(edge, keys[done:]) < count:
+                raise ValueError(f"no prompt of the trace starts with these {len(keys)} blocks")
+            node, done = child, done + count
+        return node
 
     def _add(self, parent: int, edge: Int64[ndarray, " blocks"], depth: int) -> int:
         node = len(self.parent)

@@ -76,15 +76,7 @@ class Snapshot:
 
     def above(self) -> "Snapshot | None":
         """The nearest snapshot above it on its path."""
-        index = bisect_left(self.node.positions, self.position)
-        if index:
-            return self.node.snapshots[index - 1]
-        node = self.node.parent
-        while node is not None:
-            if node.snapshots:
-                return node.snapshots[-1]
-            node = node.parent
-        return None
+        return nearest_above(self.node, self.position)
 
     @property
     def gap_tokens(self) -> int:
@@ -213,6 +205,25 @@ class Node:
         index = bisect_left(self.positions, position)
         found = index < len(self.positions) and self.positions[index] == position
         return self.snapshots[index] if found else None
+
+
+def nearest_above(node: Node, position: int) -> Snapshot | None:
+    """The deepest snapshot held strictly above a position.
+
+    Args:
+        node: the node that holds the last block of the position.
+        position: in tokens.
+
+    Returns:
+        The snapshot, None where there is none.
+    """
+    index = bisect_left(node.positions, position)
+    if index:
+        return node.snapshots[index - 1]
+    above = node.parent
+    while above is not None and not above.snapshots:
+        above = above.parent
+    return above.snapshots[-1] if above is not None else None
 
 
 def walk(root: Node, keys: np.ndarray) -> tuple[list[Node], int]:
