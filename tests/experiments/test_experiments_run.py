@@ -1,17 +1,14 @@
 """The experiments end to end on the tiny preset, in one process so that nothing starts twice."""
 
 import json
-import os
 import sys
-from pathlib import Path
 
 import pytest
 
 from experiments import ablate_interval, run_table, tail_split
 from experiments.errors import UserError, run_main
 from experiments.run_folder import read_config, read_rows
-
-SHARED = Path(os.environ.get("WAYPOINT_SHARED", Path(__file__).parents[3] / "shared")) / "traces"
+from tests.shared_data import shared_trace
 
 
 @pytest.fixture(scope="module")
@@ -162,9 +159,7 @@ def test_the_story_of_the_tail_in_small(run, tmp_path):
     ],
 )
 def test_real_traces_run(run, tmp_path, name, scale):
-    if not (SHARED / name).exists():
-        pytest.skip(f"{SHARED / name} is not here; set WAYPOINT_SHARED to the folder with traces/")
-    arguments = ("--trace", SHARED / name, "--scale", scale, "--modes", "in_pass")
+    arguments = ("--trace", shared_trace(name), "--scale", scale, "--modes", "in_pass")
     run(ablate_interval, tmp_path / "run", *arguments)
     rows = read_rows(tmp_path / "run")
     assert sum(row["restored"] for row in rows) > 0

@@ -1,7 +1,5 @@
 import gzip
 import json
-import os
-from pathlib import Path
 
 import hypothesis
 import numpy as np
@@ -12,8 +10,7 @@ from experiments.errors import UserError
 from experiments.traces import prompt_tokens, read_trace, scaled_length, trace_requests
 from experiments.traces.recorded import Recorded, block_tokens, scaled_block
 from planner.trace import check_trace
-
-SHARED = Path(os.environ.get("WAYPOINT_SHARED", Path(__file__).parents[3] / "shared")) / "traces"
+from tests.shared_data import shared_trace
 
 MOONCAKE = [
     {"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, 2]},
@@ -355,11 +352,7 @@ def restorable_shares(requests, steps):
     ],
 )
 def test_real_traces_give_the_counts_made_independently(name, tokens, requests, steps, shares):
-    if not (SHARED / name).exists():
-        pytest.skip(
-            f"{SHARED / name} is not here; set WAYPOINT_SHARED to the folder that has traces/"
-        )
-    found = trace_requests(read_trace(SHARED / name))
+    found = trace_requests(read_trace(shared_trace(name)))
     check_trace(found)
     assert len(found) == requests
     total, got = restorable_shares(found, steps)
@@ -369,10 +362,7 @@ def test_real_traces_give_the_counts_made_independently(name, tokens, requests, 
 
 @pytest.mark.parametrize(("name", "count"), [("miniswe", 402), ("magagent", 693)])
 def test_real_text_traces_are_read(name, count):
-    path = SHARED / "lmcache-agent" / f"{name}.jsonl.gz"
-    if not path.exists():
-        pytest.skip(f"{path} is not here; set WAYPOINT_SHARED to the folder that has traces/")
-    found = read_trace(path)
+    found = read_trace(shared_trace(f"lmcache-agent/{name}.jsonl.gz"))
     assert len(found) == count
     small = trace_requests(found[:40], block_size=16, scale=0.05)
     check_trace(small)

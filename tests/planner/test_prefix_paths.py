@@ -1,6 +1,3 @@
-import os
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,8 +6,7 @@ from experiments.traces import read_trace, trace_requests
 from planner.prefix_paths import PrefixPaths, restored_by_interval, restored_by_tails
 from planner.trace import TraceRequest
 from tests.planner.small_traces import longest_shared, make_trace, traces, word
-
-SHARED = Path(os.environ.get("WAYPOINT_SHARED", Path(__file__).parents[3] / "shared")) / "traces"
+from tests.shared_data import shared_trace
 
 
 def spelled(paths: PrefixPaths, node: int, requests: list[TraceRequest]) -> set[str]:
@@ -97,9 +93,7 @@ def test_bad_input_is_named():
 def test_an_infinite_cache_restores_the_shares_counted_elsewhere(
     name, prompts, tokens, first, shares, tails
 ):
-    if not (SHARED / name).exists():
-        pytest.skip(f"{SHARED / name} is not here; set WAYPOINT_SHARED to the shared data folder")
-    paths = PrefixPaths(trace_requests(read_trace(SHARED / name)))
+    paths = PrefixPaths(trace_requests(read_trace(shared_trace(name))))
     assert (len(paths), paths.total.sum()) == (prompts, tokens)
     intervals = sorted({first, *(512 << power for power in range(7))})
     counted = [restored_by_interval(paths, interval) / tokens for interval in intervals]

@@ -1,8 +1,6 @@
 """The simulator against figures counted by hand, by another algorithm, and by other people."""
 
 import dataclasses
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,8 +15,8 @@ from planner.prefix_paths import PrefixPaths, restored_by_interval, restored_by_
 from planner.session import Scheduling
 from planner.simulator import Timing, simulate
 from tests.planner.small_traces import make_trace, traces
+from tests.shared_data import shared_trace
 
-SHARED = Path(os.environ.get("WAYPOINT_SHARED", Path(__file__).parents[3] / "shared")) / "traces"
 COSTS = CostModel(1000, 100, (AttentionCost(10),), kv_bytes_per_token=2, snapshot_bytes=50)
 CHUNK = 10**9
 
@@ -132,9 +130,7 @@ def test_a_placement_off_the_grid_is_named():
     ],
 )
 def test_shares_of_real_traces(name, counted):
-    if not (SHARED / name).exists():
-        pytest.skip(f"{SHARED / name} is not here; set WAYPOINT_SHARED to the shared data folder")
-    requests = trace_requests(read_trace(SHARED / name))
+    requests = trace_requests(read_trace(shared_trace(name)))
     for spec, share in counted.items():
         result = simulate(requests, placed(spec, requests[0].block_size), COSTS)
         assert result.restored_share == pytest.approx(share, abs=1e-3), spec
