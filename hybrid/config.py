@@ -26,6 +26,7 @@ from hybrid.specs import (
     ShortConvSpec,
     check_positive,
 )
+from kernels.checks import IMPLEMENTATIONS
 
 __all__ = [
     "AttentionSpec",
@@ -147,6 +148,10 @@ def _tagged(value: Any) -> Any:
     return value
 
 
+PRECISIONS = ("default", "high", "highest")
+"""Names of `jax.lax.Precision`."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Compute:
     """How a model is run; a change here may change bits, never the meaning.
@@ -158,8 +163,8 @@ class Compute:
         implementation: of the scans: "auto", "reference", "xla" or "pallas".
         chunk: rows that a scan treats as one matrix product.
         kv_tile: keys that attention reads at once; anchored at position 0.
-        precision: of fp32 matrix products, a `jax.lax.Precision` name; an fp32 operand is rounded
-            to bf16 on TPU unless asked.
+        precision: of fp32 matrix products, one of `PRECISIONS`; an fp32 operand is rounded to bf16
+            on TPU unless asked.
     """
 
     dtype: str = "float32"
@@ -176,6 +181,9 @@ class Compute:
                 name == "param_dtype" and value is None
             ):
                 raise ValueError(f"Compute.{name} is {value!r}; expected 'float32' or 'bfloat16'")
+        for name, known in (("implementation", IMPLEMENTATIONS), ("precision", PRECISIONS)):
+            if (value := getattr(self, name)) not in known:
+                raise ValueError(f"Compute.{name} is {value!r}; expected one of {', '.join(known)}")
         check_positive(self, "chunk", "kv_tile")
 
     def to_json(self) -> str:

@@ -17,6 +17,7 @@ from typing import Self
 import jax
 import numpy as np
 
+from hybrid.arguments import check_draws, checked_prompt, checked_stop_tokens
 from hybrid.decode import Continuation, sample
 from hybrid.disk_tier import DiskTier
 from hybrid.memory import MemoryEstimate, check_memory
@@ -25,7 +26,6 @@ from hybrid.prefix_cache import PrefixCache, Rows, WorkingBuffer
 from hybrid.runner import ModelRunner, PrefillResult, Snapshot
 from hybrid.snapshots import OrbaxSnapshotStore
 from hybrid.state import tree_bytes
-from planner.checks import check_int
 from planner.eviction import Budget, EvictionPolicy
 from planner.placement import PlacementPolicy
 from planner.report import RequestReport
@@ -191,11 +191,12 @@ class Engine:
         started = time.perf_counter()
         if self._closed:
             raise ValueError("the engine is closed; expected an open one")
-        prompt = self._check_prompt(prompt_tokens, max_new_tokens)
-        _check_draws(temperature, seed)
-        for stop_token in stop_tokens:
-            check_int("a stop token", stop_token, 0, self.runner.config.vocab_size - 1)
-        continuation = Continuation(stop_tokens, on_tokens)
+        vocab_size, capacity = self.runner.config.vocab_size, self.runner.shapes.capacity
+        prompt = checked_prompt(prompt_tokens, max_new_tokens, vocab_size, capacity)
+        check_draws(temperature, seed)
+        if on_tokens is not None and not callable(on_tokens):
+            raise ValueError(f"on_tokens is {on_tokens!r}; expected a function")
+        continuation = Continuation(checked_stop_tokens(stop_tokens, vocab_size), on_tokens)
         keys = self.cache.interner.keys(prompt)
         session = self.cache.session
         admission = session.begin(
@@ -330,30 +331,6 @@ class Engine:
         scalars = (np.float32(temperature), jax.random.key(seed), np.int32(position))
         return np.asarray(_draw(result.logits, *jax.device_put(scalars, self.runner.device)))
 
-    def _check_prompt(
-        self, prompt_tokens: Sequence[int] | np.ndarray, max_new_tokens: int
-    ) -> np.ndarray:
-        prompt = np.asarray(prompt_tokens)
-        vocab_size, capacity = self.runner.config.vocab_size, self.runner.shapes.capacity
-        if prompt.ndim != 1 or prompt.size == 0:
-            raise ValueError(
-                f"prompt_tokens has shape {prompt.shape}; expected one axis and at least one token"
-            )
-        if prompt.dtype.kind not in "iu":
-            raise ValueError(f"prompt_tokens has dtype {prompt.dtype}; expected integers")
-        if prompt.min() < 0 or prompt.max() >= vocab_size:
-            raise ValueError(
-                f"prompt_tokens holds ids {prompt.min()}..{prompt.max()}; "
-                f"expected 0..{vocab_size - 1}"
-            )
-        new = check_int("max_new_tokens", max_new_tokens, 1)
-        if len(prompt) + new > capacity:
-            raise ValueError(
-                f"{len(prompt)} prompt tokens and {new} new ones make {len(prompt) + new}; "
-                f"the runner's capacity is {capacity}"
-            )
-        return prompt.astype(np.int32)
-
 
 def _open_disk(runner: ModelRunner, directory: str | os.PathLike[str]) -> DiskTier | None:
     try:
@@ -361,14 +338,6 @@ def _open_disk(runner: ModelRunner, directory: str | os.PathLike[str]) -> DiskTi
     except OSError as error:
         _log.warning("snapshots are kept in memory only: %s", error)
         return None
-
-
-def _check_draws(temperature: float, seed: int) -> None:
-    if isinstance(temperature, bool) or not isinstance(temperature, int | float | np.floating):
-        raise ValueError(f"temperature is {temperature!r}; expected a number")
-    if not math.isfinite(temperature) or temperature < 0:
-        raise ValueError(f"temperature is {temperature}; expected a finite number of at least 0")
-    check_int("seed", seed, 0, 2**32 - 1)
 
 
 def _check_room(runner: ModelRunner, limits: Budget) -> None:

@@ -77,7 +77,8 @@ class RunnerConfig:
             )
         if self.grid not in ("tile", "block"):
             raise ValueError(f"RunnerConfig.grid is {self.grid!r}; expected 'tile' or 'block'")
-        if self.kept_rows is not None and (self.kept_rows < 1 or self.kept_rows % self.tile):
+        kept = self.kept_rows
+        if kept is not None and (type(kept) is not int or kept < 1 or kept % self.tile):
             raise ValueError(
                 f"RunnerConfig.kept_rows is {self.kept_rows}; expected a multiple of "
                 f"tile = {self.tile}"

@@ -122,9 +122,12 @@ class OrbaxSnapshotStore:
 
     Raises:
         OSError: the directory cannot be made or written.
+        ValueError: it is no path.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
+        if not isinstance(directory, str | os.PathLike) or not str(directory):
+            raise ValueError(f"directory is {directory!r}; expected a path")
         self.directory = pathlib.Path(directory).absolute()
         self.directory.mkdir(parents=True, exist_ok=True)
         self._writer = uuid.uuid4().hex[:12]

@@ -37,6 +37,8 @@ class Holdings:
         self.block_size = check_int("block_size", block_size, 1)
         self.block_bytes = check_int("block_bytes", block_bytes, 0)
         self.budget = budget
+        if not isinstance(policy, EvictionPolicy):
+            raise ValueError(f"policy must be an EvictionPolicy, got {policy!r}")
         self.policy = policy
         self.snapshots: dict[int, Snapshot] = {}
         self.num_blocks = 0

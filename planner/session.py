@@ -64,6 +64,8 @@ class Scheduling:
             check_int("first_budget", self.first_budget, 1)
         check_choice("grid", self.grid, GRIDS)
         check_int("min_tail_tokens", self.min_tail_tokens, 0)
+        if self.placement is not None and not isinstance(self.placement, PlacementPolicy):
+            raise ValueError(f"placement must be a PlacementPolicy, got {self.placement!r}")
 
 
 @dataclass(frozen=True, slots=True)
