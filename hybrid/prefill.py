@@ -1,16 +1,16 @@
 """The prefill loop: one jitted program that runs any span of a prompt, tile by tile, anchored at
 position 0.
 
-    position      0         T         2T        3T
-    tiles         |---------|---------|---------|
-    a pass                       ^p        ^e          from the carried state at p to the pass's end
-    e runs                    |=========|=========|      tiles floor(p / T) .. ceil(e / T) - 1,
-    whole carries away                      ^max(p, floor(e / T) * T)
+    position         0         T         2T        3T
+    tiles            |---------|---------|---------|
+    a pass                          p >>>>>>>>> e        from the carried state at p to the end e
+    runs                       |=========|=========|     tiles floor(p / T) .. ceil(e / T) - 1
+    and carries away                     ^               the state at max(p, floor(e / T) T)
 
 The trip count, the ends and the captures are traced, so prompts of every length up to the capacity,
 all chunk schedules and all restore points share one executable. A tile that the pass fills only in
-part leaves the state as it was at the tile's
-start: the next pass computes that tile again, whole, and finds the same bits.
+part leaves the state as it was at the tile's start: the next pass computes that tile again, whole,
+and finds the same bits.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ def prefill_pass(
     tokens: Int[Array, "B capacity"],
     position: Int[Array, ""],
     end: Int[Array, ""],
-    capture_positions: Int[Array, "K"],
+    capture_positions: Int[Array, "S"],
     *,
     tile: int,
     tile_slots: int,
@@ -65,7 +65,7 @@ def prefill_pass(
         graphdef, params: the model, split.
         workspace: recurrent states at `position` (ignored at 0, where they are empty), keys and
             values below it.
-        tokens: int32 [batch, capacity]; entries from `end` on are not read.
+        tokens: int32 [batch, capacity]; entries from `end` on do not count.
         position: int32, tokens that the carried states have consumed; off the tile grid after an
             inexact restore.
         end: int32, above `position`.

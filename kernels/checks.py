@@ -13,7 +13,7 @@ def check_implementation(op: str, implementation: str) -> None:
     """Raise ValueError unless `implementation` is one of the names that every operation knows."""
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(
-            f"{op}: implementation is {implementation!r}, "
+            f"{op}: implementation is {implementation!r}; "
             f"expected one of {', '.join(IMPLEMENTATIONS)}"
         )
 
@@ -36,10 +36,10 @@ def check_array(
         ValueError: a shape that does not agree with `axes` and `sizes`.
     """
     if not hasattr(array, "shape") or not hasattr(array, "dtype"):
-        raise TypeError(f"{op}: {name} is a {type(array).__name__}, expected an array [{axes}]")
+        raise TypeError(f"{op}: {name} is a {type(array).__name__}; expected an array [{axes}]")
     if not any(array.dtype == dtype for dtype in dtypes):
         wanted = " or ".join(jnp.dtype(dtype).name for dtype in dtypes)
-        raise TypeError(f"{op}: {name} has dtype {array.dtype}, expected {wanted}")
+        raise TypeError(f"{op}: {name} has dtype {array.dtype}; expected {wanted}")
     names = axes.split()
     if len(names) == len(array.shape):
         for axis, size in zip(names, array.shape, strict=True):
@@ -49,7 +49,7 @@ def check_array(
     if tuple(array.shape) != expected:
         shown = ", ".join(str(size) for size in expected)
         raise ValueError(
-            f"{op}: {name} has shape {tuple(array.shape)}, expected [{axes}] = ({shown})"
+            f"{op}: {name} has shape {tuple(array.shape)}; expected [{axes}] = ({shown})"
         )
 
 
@@ -64,4 +64,14 @@ def check_same_dtype(op: str, **arrays: jax.Array) -> None:
 def check_positive(op: str, name: str, value: int) -> None:
     """Raise ValueError unless `value` is a positive int."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{op}: {name} is {value!r}, expected a positive int")
+        raise ValueError(f"{op}: {name} is {value!r}; expected a positive int")
+
+
+def checked_state(
+    op: str, name: str, state: jax.Array | None, axes: str, sizes: dict[str, int]
+) -> jax.Array:
+    """An fp32 state of known sizes, zeros where there is none; errors as `check_array` has them."""
+    if state is None:
+        return jnp.zeros(tuple(sizes[axis] for axis in axes.split()), jnp.float32)
+    check_array(op, name, state, axes, sizes, (jnp.float32,))
+    return state

@@ -18,6 +18,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from kernels.precision import HIGHEST
+
 MAX_CHUNK = 128
 """Rows over which the sums of the high parts are exact."""
 
@@ -47,3 +49,21 @@ def decay_between(later: LogDecay, earlier: LogDecay) -> Float[Array, "..."]:
 def decay_so_far(sums: LogDecay) -> Float[Array, "..."]:
     """exp of a running sum."""
     return jnp.exp(sums.high + sums.low)
+
+
+def running_sums(log_decay_BCH: Float[Array, "B C H"]) -> LogDecay:
+    """Running sums over the rows of a chunk, each part [batch, heads, chunk]."""
+    chunk = log_decay_BCH.shape[1]
+    causal_CC = jnp.tril(jnp.ones((chunk, chunk), jnp.float32))
+    parts = split_log_decay(log_decay_BCH)
+    return LogDecay(
+        *(jnp.einsum("ij,bjh->bhi", causal_CC, part, precision=HIGHEST) for part in parts)
+    )
+
+
+def decay_square(sums_BHC: LogDecay) -> Float[Array, "B H C C"]:
+    """Decay from each column's row to each row, from running sums; zero above the diagonal."""
+    chunk = sums_BHC.high.shape[2]
+    causal_CC = jnp.tril(jnp.ones((chunk, chunk), bool))
+    high, low = (part[:, :, :, None] - part[:, :, None, :] for part in sums_BHC)
+    return decay_so_far(LogDecay(jnp.where(causal_CC[None, None], high, -jnp.inf), low))

@@ -1,4 +1,4 @@
-"""What kernel bodies share: their blocks' shape, and running sums that every backend can lower.
+"""What kernel bodies share: their blocks' shape, sums and products that every backend can lower.
 
 A kernel has no cumsum, transpose or slice of values that Mosaic and Triton both take; masked sums
 over a square of row and column numbers do the same.
@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int32
 
-from kernels.decay import LogDecay, split_log_decay
+from kernels.decay import LogDecay, decay_so_far, split_log_decay
+from kernels.precision import product_precision
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,20 +36,20 @@ NEVER = 2**30
 """An offset behind every row's end."""
 
 
-def capture_order(offsets_BK: Int32[Array, "B K"]) -> Int32[Array, "B J"]:
+def capture_order(offsets_BS: Int32[Array, "B S"]) -> Int32[Array, "B entries"]:
     """Captures of each row from left to right, for a kernel that runs from one to the next.
 
     Args:
-        offsets_BK: normalised offsets, 0 in unused slots.
+        offsets_BS: normalised offsets, 0 in unused slots.
 
     Returns:
         int32 [batch, 2 (slots + 1)]: offsets in order, unused ones and one more at `NEVER`; then
         their slots.
     """
-    later_BK = jnp.where(offsets_BK > 0, offsets_BK, NEVER)
-    end_BK = jnp.pad(later_BK, ((0, 0), (0, 1)), constant_values=NEVER)
-    slot_BK = jnp.argsort(end_BK, axis=1).astype(jnp.int32)
-    return jnp.concatenate([jnp.take_along_axis(end_BK, slot_BK, axis=1), slot_BK], axis=1)
+    later_BS = jnp.where(offsets_BS > 0, offsets_BS, NEVER)
+    later = jnp.pad(later_BS, ((0, 0), (0, 1)), constant_values=NEVER)
+    slots = jnp.argsort(later, axis=1).astype(jnp.int32)
+    return jnp.concatenate([jnp.take_along_axis(later, slots, axis=1), slots], axis=1)
 
 
 def square(size: int) -> tuple[jax.Array, jax.Array]:
@@ -77,3 +78,23 @@ def sums_along(log_decay_1C: jax.Array) -> LogDecay:
     parts = (turn(part) for part in split_log_decay(log_decay_1C))
     sums = [jnp.sum(jnp.where(down <= along, part, 0.0), 0, keepdims=True) for part in parts]
     return LogDecay(*sums)
+
+
+def decay_square(log_decay_1C: jax.Array) -> jax.Array:
+    """Decay from each column's row to each row; zero above the diagonal."""
+    sums_C1, _ = sums_down(log_decay_1C)
+    sums_1C = sums_along(log_decay_1C)
+    down, along = square(log_decay_1C.shape[1])
+    high_CC = jnp.where(down >= along, sums_C1.high - sums_1C.high, -jnp.inf)
+    return decay_so_far(LogDecay(high_CC, sums_C1.low - sums_1C.low))
+
+
+def product(left: jax.Array, right: jax.Array, left_axis: int, right_axis: int) -> jax.Array:
+    """Matrix product over an axis of each operand, fp32, in the precision of `left`'s dtype."""
+    return lax.dot_general(
+        left,
+        right,
+        (((left_axis,), (right_axis,)), ((), ())),
+        precision=product_precision(left.dtype),
+        preferred_element_type=jnp.float32,
+    )

@@ -107,7 +107,7 @@ def chunks_that_fit(
         return num_chunks
     if groups < 1:
         raise ValueError(
-            f"{op}: a block needs {fixed_bytes + bytes_per_8_chunks} bytes of VMEM, expected at "
+            f"{op}: a block needs {fixed_bytes + bytes_per_8_chunks} bytes of VMEM; expected at "
             f"most {VMEM_BUDGET_BYTES}: use fewer capture slots, a smaller chunk, or "
             "implementation 'xla'"
         )
@@ -128,11 +128,11 @@ def check_cuda_block(op: str, axes: Mapping[str, int], shared_bytes: int) -> Non
     for name, size in axes.items():
         if size < 16 or size & (size - 1):
             raise ValueError(
-                f"{op}: {name} is {size}, expected a power of two of at least 16 for the CUDA "
+                f"{op}: {name} is {size}; expected a power of two of at least 16 for the CUDA "
                 "kernel; implementation 'xla' takes any"
             )
     if shared_bytes > SHARED_MEMORY_BUDGET_BYTES:
         raise ValueError(
-            f"{op}: a block needs {shared_bytes} bytes of shared memory, expected at most "
+            f"{op}: a block needs {shared_bytes} bytes of shared memory; expected at most "
             f"{SHARED_MEMORY_BUDGET_BYTES}: use a smaller chunk, or implementation 'xla'"
         )

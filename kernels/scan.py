@@ -46,14 +46,14 @@ class Bounds(NamedTuple):
     """Where rows end and captures lie, after :func:`scan_bounds`."""
 
     lengths_B: Int32[Array, " B"]
-    offsets_BK: Int32[Array, "B K"]
+    offsets_BS: Int32[Array, "B S"]
 
 
 def scan_bounds(
     op: str,
     batch: int,
     length: int,
-    capture_offsets: Int32[Array, "B K"] | None,
+    capture_offsets: Int32[Array, "B S"] | None,
     lengths: Int32[Array, " B"] | None,
 ) -> Bounds:
     """Check and normalise `lengths` and `capture_offsets`.
@@ -80,12 +80,12 @@ def scan_bounds(
         check_array(op, "lengths", lengths, "batch", sizes, (jnp.int32,))
         lengths_B = jnp.clip(jnp.asarray(lengths), 0, length)
     if capture_offsets is None:
-        offsets_BK = jnp.zeros((batch, 0), jnp.int32)
+        offsets_BS = jnp.zeros((batch, 0), jnp.int32)
     else:
         check_array(op, "capture_offsets", capture_offsets, "batch slots", sizes, (jnp.int32,))
-        offsets_BK = jnp.asarray(capture_offsets)
-    used_BK = (offsets_BK >= 1) & (offsets_BK <= lengths_B[:, None])
-    return Bounds(lengths_B, jnp.where(used_BK, offsets_BK, 0))
+        offsets_BS = jnp.asarray(capture_offsets)
+    used_BS = (offsets_BS >= 1) & (offsets_BS <= lengths_B[:, None])
+    return Bounds(lengths_B, jnp.where(used_BS, offsets_BS, 0))
 
 
 def valid_rows(lengths_B: Int32[Array, " B"], length: int) -> Bool[Array, "B T"]:
@@ -103,10 +103,15 @@ def keep_rows(
 
 def pad_length(array_BT: Shaped[Array, "B T ..."], length: int) -> Shaped[Array, "B L ..."]:
     """Append zero tokens up to `length`."""
-    missing = length - array_BT.shape[1]
+    return pad_axis(array_BT, length, 1)
+
+
+def pad_axis(array: Shaped[Array, "..."], size: int, axis: int) -> Shaped[Array, "..."]:
+    """Append zeros along an axis up to `size`."""
+    missing = size - array.shape[axis]
     if missing == 0:
-        return array_BT
-    return jnp.pad(array_BT, ((0, 0), (0, missing)) + ((0, 0),) * (array_BT.ndim - 2))
+        return array
+    return jnp.pad(array, [(0, missing if at == axis else 0) for at in range(array.ndim)])
 
 
 def combine(

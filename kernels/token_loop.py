@@ -30,7 +30,7 @@ def token_loop(
     """
     first = jax.tree.leaves(rows)[0]
     valid_BT = valid_rows(bounds.lengths_B, first.shape[1])
-    captured = jnp.zeros((*bounds.offsets_BK.shape, *initial_state.shape[1:]), initial_state.dtype)
+    captured = jnp.zeros((*bounds.offsets_BS.shape, *initial_state.shape[1:]), initial_state.dtype)
 
     def expand(mask: Array, rank: int) -> Array:
         return mask.reshape(mask.shape + (1,) * (rank - mask.ndim))
@@ -41,8 +41,8 @@ def token_loop(
         new_state, y = token_fn(state, values)
         state = jnp.where(expand(valid_B, state.ndim), new_state, state)
         y = jnp.where(expand(valid_B, y.ndim), y, jnp.zeros((), y.dtype)).astype(first.dtype)
-        here_BK = bounds.offsets_BK == position + 1
-        captured = jnp.where(expand(here_BK, captured.ndim), state[:, None], captured)
+        here_BS = bounds.offsets_BS == position + 1
+        captured = jnp.where(expand(here_BS, captured.ndim), state[:, None], captured)
         return (state, captured), y
 
     positions = jnp.arange(first.shape[1], dtype=jnp.int32)

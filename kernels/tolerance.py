@@ -27,10 +27,13 @@ def tolerance(dtype: DTypeLike, length: int) -> float:
 
     Returns:
         A factor for `max(abs(expected))`.
+
+    Raises:
+        TypeError: another dtype.
     """
     fp32 = 16 * math.sqrt(max(length, 1)) * 2.0**-24
     if dtype == jnp.float32:
         return fp32
     if dtype == jnp.bfloat16:
         return 2 * 2.0**-8 + fp32
-    raise TypeError(f"tolerance: dtype is {dtype}, expected float32 or bfloat16")
+    raise TypeError(f"tolerance: dtype is {dtype}; expected float32 or bfloat16")

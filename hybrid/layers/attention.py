@@ -153,13 +153,13 @@ class Attention(Part):
 
 
 def _write_rows(
-    buffer_BKSP: jax.Array, x_BTKP: jax.Array, start: jax.Array, live_BT: jax.Array
+    buffer_BGLP: jax.Array, x_BTGP: jax.Array, start: jax.Array, live_BT: jax.Array
 ) -> jax.Array:
-    rows = jnp.swapaxes(to_storage(x_BTKP), 1, 2)
+    rows = jnp.swapaxes(to_storage(x_BTGP), 1, 2)
     at = (0, 0, start, 0)
-    old = jax.lax.dynamic_slice(buffer_BKSP, at, rows.shape)
+    old = jax.lax.dynamic_slice(buffer_BGLP, at, rows.shape)
     rows = jnp.where(live_BT[:, None, :, None], rows, old)
-    return jax.lax.dynamic_update_slice(buffer_BKSP, rows, at)
+    return jax.lax.dynamic_update_slice(buffer_BGLP, rows, at)
 
 
 def attend(
@@ -212,17 +212,17 @@ def attend(
         v = from_storage(jax.lax.dynamic_slice(kv.values, at, size))
         scores = dot(q, k, 3)
         if masked:
-            key_S = j * kv_tile + jnp.arange(kv_tile)
-            seen_RS = key_S[None, :] <= row_R[:, None]
+            key_L = j * kv_tile + jnp.arange(kv_tile)
+            seen_RL = key_L[None, :] <= row_R[:, None]
             if spec.window is not None:
-                seen_RS &= key_S[None, :] > row_R[:, None] - spec.window
-            scores = jnp.where(seen_RS[None, None], scores, _MASKED)
+                seen_RL &= key_L[None, :] > row_R[:, None] - spec.window
+            scores = jnp.where(seen_RL[None, None], scores, _MASKED)
             # Rows that nobody wrote yet may hold anything, NaN too: 0 * NaN is NaN.
-            v = jnp.where((key_S < start + length)[None, None, :, None], v, jnp.zeros_like(v))
+            v = jnp.where((key_L < start + length)[None, None, :, None], v, jnp.zeros_like(v))
         new_top = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
         weights = jnp.exp(scores - new_top)
         if masked:
-            weights = jnp.where(seen_RS[None, None], weights, 0.0)
+            weights = jnp.where(seen_RL[None, None], weights, 0.0)
         fade = jnp.exp(top - new_top)
         total = total * fade + jnp.sum(weights, axis=-1, keepdims=True)
         acc = acc * fade + dot(weights.astype(v.dtype), v, 2)

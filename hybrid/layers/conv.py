@@ -49,7 +49,7 @@ class CausalConv(nnx.Module):
         return causal_conv(x, *self._params(x), activation=self.activation).y
 
     def tile(
-        self, x: Float[Array, "B T M"], state: Float[Array, "B W1 M"], tile: Tile
+        self, x: Float[Array, "B T M"], state: Float[Array, "B U M"], tile: Tile
     ) -> ScanResult:
         """Run one tile; rows below `tile.first` do not count and give 0."""
         return causal_conv(
@@ -63,7 +63,7 @@ class CausalConv(nnx.Module):
         )
 
     def step(
-        self, x: Float[Array, "B M"], state: Float[Array, "B W1 M"]
-    ) -> tuple[Float[Array, "B M"], Float[Array, "B W1 M"]]:
+        self, x: Float[Array, "B M"], state: Float[Array, "B U M"]
+    ) -> tuple[Float[Array, "B M"], Float[Array, "B U M"]]:
         """Run one token."""
         return causal_conv_step(x, *self._params(x), state, activation=self.activation)

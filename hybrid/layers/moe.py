@@ -88,14 +88,15 @@ class MoE(Part):
         chosen, weights = self._route(rows)
         chosen = jnp.where(live.reshape(-1)[:, None], chosen, _NOWHERE)
 
-        def one(index: jax.Array, outputs_RKD: jax.Array) -> jax.Array:
+        def one(index: jax.Array, outputs: jax.Array) -> jax.Array:
+            """Enter an expert's results into outputs [rows, top_k, hidden] where rows chose it."""
             mine = chosen == index
 
             def run(outputs: jax.Array) -> jax.Array:
                 y = self._expert(rows, index)
                 return jnp.where(mine[..., None], y[:, None], outputs)
 
-            return jax.lax.cond(jnp.any(mine), run, lambda outputs: outputs, outputs_RKD)
+            return jax.lax.cond(jnp.any(mine), run, lambda outputs: outputs, outputs)
 
         outputs = jnp.zeros((*chosen.shape, x.shape[-1]), jnp.float32)
         outputs = jax.lax.fori_loop(0, self.spec.num_experts, one, outputs)

@@ -17,9 +17,9 @@ def causal_conv(
     weight: Float[Array, "W M"],
     bias: Float[Array, " M"] | None = None,
     *,
-    initial_state: Float[Array, "B W1 M"] | None = None,
+    initial_state: Float[Array, "B U M"] | None = None,
     start: Int32[Array, " B"] | None = None,
-    capture_offsets: Int32[Array, "B K"] | None = None,
+    capture_offsets: Int32[Array, "B S"] | None = None,
     lengths: Int32[Array, " B"] | None = None,
     activation: str | None = None,
     implementation: str = "auto",
@@ -44,8 +44,7 @@ def causal_conv(
 
     Returns:
         ScanResult: y like x, zero outside start..lengths; final_state [batch, width - 1, channels]
-            and captured [batch, slots, width - 1, channels] in the dtype of x; zeros in unused
-            slots.
+        and captured [batch, slots, width - 1, channels] in the dtype of x, zeros in unused slots.
 
     Raises:
         TypeError: a dtype that is not accepted.
@@ -65,7 +64,7 @@ def causal_conv(
     axes = (sizes["batch"], sizes["width"] - 1, sizes["channels"])
     state = _checked_state(op, "initial_state", initial_state, x, axes)
     if sizes["length"] == 0:
-        raise ValueError(f"{op}: x has length 0, expected at least 1")
+        raise ValueError(f"{op}: x has length 0; expected at least 1")
     if start is not None:
         check_array(op, "start", start, "batch", sizes, (jnp.int32,))
     bounds = scan_bounds(op, sizes["batch"], sizes["length"], capture_offsets, lengths)
@@ -77,10 +76,10 @@ def causal_conv_step(
     x: Float[Array, "B M"],
     weight: Float[Array, "W M"],
     bias: Float[Array, " M"] | None,
-    state: Float[Array, "B W1 M"],
+    state: Float[Array, "B U M"],
     *,
     activation: str | None = None,
-) -> tuple[Float[Array, "B M"], Float[Array, "B W1 M"]]:
+) -> tuple[Float[Array, "B M"], Float[Array, "B U M"]]:
     """One token of :func:`causal_conv`, for decode.
 
     Args:
@@ -110,13 +109,13 @@ def causal_conv_step(
 
 def _check_activation(op: str, activation: str | None) -> None:
     if activation not in ACTIVATIONS:
-        raise ValueError(f"{op}: activation is {activation!r}, expected None or 'silu'")
+        raise ValueError(f"{op}: activation is {activation!r}; expected None or 'silu'")
 
 
 def _check_weights(op: str, weight: Array, bias: Array | None, sizes: dict[str, int]) -> Array:
     check_array(op, "weight", weight, "width channels", sizes, FLOAT_DTYPES)
     if sizes["width"] == 0:
-        raise ValueError(f"{op}: weight has width 0, expected at least 1")
+        raise ValueError(f"{op}: weight has width 0; expected at least 1")
     if bias is None:
         return jnp.zeros((sizes["channels"],), weight.dtype)
     check_array(op, "bias", bias, "channels", sizes, FLOAT_DTYPES)

@@ -25,17 +25,17 @@ class ConvBounds(NamedTuple):
 
     starts_B: Int32[Array, " B"]
     lengths_B: Int32[Array, " B"]
-    offsets_BK: Int32[Array, "B K"]
+    offsets_BS: Int32[Array, "B S"]
 
 
 def conv_bounds(bounds: Bounds, start: Int32[Array, " B"] | None) -> ConvBounds:
     """Clip starts to the rows' lengths and drop captures that lie before them."""
-    lengths_B, offsets_BK = bounds
+    lengths_B, offsets_BS = bounds
     if start is None:
-        return ConvBounds(jnp.zeros_like(lengths_B), lengths_B, offsets_BK)
+        return ConvBounds(jnp.zeros_like(lengths_B), lengths_B, offsets_BS)
     starts_B = jnp.clip(jnp.asarray(start), 0, lengths_B)
     return ConvBounds(
-        starts_B, lengths_B, jnp.where(offsets_BK >= starts_B[:, None], offsets_BK, 0)
+        starts_B, lengths_B, jnp.where(offsets_BS >= starts_B[:, None], offsets_BS, 0)
     )
 
 
@@ -46,34 +46,34 @@ def counted_rows(bounds: ConvBounds, length: int) -> Bool[Array, "B T"]:
 
 
 def padded_rows(
-    x_BTM: Shaped[Array, "B T M"], state_BWM: Shaped[Array, "B W1 M"], bounds: ConvBounds
-) -> Shaped[Array, "B T_plus_W1 M"]:
+    x_BTM: Shaped[Array, "B T M"], state_BUM: Shaped[Array, "B U M"], bounds: ConvBounds
+) -> Shaped[Array, "B L M"]:
     """The inputs behind width - 1 rows of room, with each row's state just before its start."""
-    padded_BTM = jnp.pad(x_BTM, ((0, 0), (state_BWM.shape[1], 0), (0, 0)))
+    padded_BLM = jnp.pad(x_BTM, ((0, 0), (state_BUM.shape[1], 0), (0, 0)))
     write = jax.vmap(lambda row, state, at: lax.dynamic_update_slice_in_dim(row, state, at, 0))
-    return write(padded_BTM, state_BWM, bounds.starts_B)
+    return write(padded_BLM, state_BUM, bounds.starts_B)
 
 
 def states_of(
-    padded_BTM: Shaped[Array, "B T_plus_W1 M"], bounds: ConvBounds, width: int
-) -> tuple[Shaped[Array, "B W1 M"], Shaped[Array, "B K W1 M"]]:
+    padded_BLM: Shaped[Array, "B L M"], bounds: ConvBounds, width: int
+) -> tuple[Shaped[Array, "B U M"], Shaped[Array, "B S U M"]]:
     """The state after each row's last token, and those at the planned offsets."""
-    batch, _, channels = padded_BTM.shape
-    slots = bounds.offsets_BK.shape[1]
+    batch, _, channels = padded_BLM.shape
+    slots = bounds.offsets_BS.shape[1]
 
-    def window(row_TM: Array, at: Array) -> Array:
-        return lax.dynamic_slice_in_dim(row_TM, at, width - 1, 0)
+    def window(row_LM: Array, at: Array) -> Array:
+        return lax.dynamic_slice_in_dim(row_LM, at, width - 1, 0)
 
-    final_BWM = jax.vmap(window)(padded_BTM, bounds.lengths_B)
-    empty = jnp.zeros((batch, slots, width - 1, channels), padded_BTM.dtype)
+    final_BUM = jax.vmap(window)(padded_BLM, bounds.lengths_B)
+    empty = jnp.zeros((batch, slots, width - 1, channels), padded_BLM.dtype)
     if slots == 0 or width == 1:
-        return final_BWM, empty
-    used_BK = bounds.offsets_BK > 0
+        return final_BUM, empty
+    used_BS = bounds.offsets_BS > 0
 
     def gather() -> Array:
-        windows = jax.vmap(jax.vmap(window, (None, 0)))(padded_BTM, bounds.offsets_BK)
-        return jnp.where(used_BK[:, :, None, None], windows, empty)
+        windows = jax.vmap(jax.vmap(window, (None, 0)))(padded_BLM, bounds.offsets_BS)
+        return jnp.where(used_BS[:, :, None, None], windows, empty)
 
     # Most passes use no slot, and a gather of them all costs as much as a good part of the
     # convolution.
-    return final_BWM, lax.cond(jnp.any(used_BK), gather, lambda: empty)
+    return final_BUM, lax.cond(jnp.any(used_BS), gather, lambda: empty)

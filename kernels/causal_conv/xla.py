@@ -12,19 +12,19 @@ def conv_xla(
     x_BTM: Float[Array, "B T M"],
     weight_WM: Float[Array, "W M"],
     bias_M: Float[Array, " M"],
-    state_BWM: Float[Array, "B W1 M"],
+    state_BUM: Float[Array, "B U M"],
     bounds: ConvBounds,
     activation: str | None,
 ) -> ScanResult:
     """All tokens at once; sums in fp32, from the oldest input to the newest."""
     length = x_BTM.shape[1]
     width = weight_WM.shape[0]
-    padded_BTM = padded_rows(x_BTM, state_BWM, bounds)
+    padded_BLM = padded_rows(x_BTM, state_BUM, bounds)
     y_BTM = conv_window(
-        [padded_BTM[:, tap : tap + length] for tap in range(width)], weight_WM, bias_M, activation
+        [padded_BLM[:, tap : tap + length] for tap in range(width)], weight_WM, bias_M, activation
     )
     y_BTM = keep_rows(y_BTM.astype(x_BTM.dtype), counted_rows(bounds, length))
-    return ScanResult(y_BTM, *states_of(padded_BTM, bounds, width))
+    return ScanResult(y_BTM, *states_of(padded_BLM, bounds, width))
 
 
 def conv_window(

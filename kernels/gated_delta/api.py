@@ -1,6 +1,5 @@
 """The public gated delta operations: checks, defaults and dispatch."""
 
-import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
 from kernels.checks import (
@@ -8,12 +7,14 @@ from kernels.checks import (
     check_array,
     check_implementation,
     check_same_dtype,
+    checked_state,
 )
 from kernels.gated_delta.reference import gated_delta_reference, gated_delta_token
 from kernels.gated_delta.vjp import gated_delta_pallas_with_gradient
 from kernels.gated_delta.xla import gated_delta_xla
 from kernels.scan import ScanResult, scan_bounds
 
+STATE_AXES = "batch heads key_dim value_dim"
 DEFAULT_CHUNK = 32
 CHUNKS = (8, 16, 32, 64, 128)
 
@@ -27,7 +28,7 @@ def gated_delta_scan(
     *,
     scale: float | None = None,
     initial_state: Float[Array, "B H K V"] | None = None,
-    capture_offsets: Int32[Array, "B K"] | None = None,
+    capture_offsets: Int32[Array, "B S"] | None = None,
     lengths: Int32[Array, " B"] | None = None,
     chunk: int = DEFAULT_CHUNK,
     implementation: str = "auto",
@@ -69,25 +70,24 @@ def gated_delta_scan(
     op = "gated_delta_scan"
     check_implementation(op, implementation)
     if chunk not in CHUNKS:
-        raise ValueError(f"{op}: chunk is {chunk!r}, expected one of {CHUNKS}")
+        raise ValueError(f"{op}: chunk is {chunk!r}; expected one of {CHUNKS}")
     sizes: dict[str, int] = {}
     check_array(op, "q", q, "batch length key_heads key_dim", sizes, FLOAT_DTYPES)
     check_array(op, "k", k, "batch length key_heads key_dim", sizes, FLOAT_DTYPES)
     check_array(op, "v", v, "batch length heads value_dim", sizes, FLOAT_DTYPES)
     check_array(op, "g", g, "batch length heads", sizes, FLOAT_DTYPES)
     check_array(op, "beta", beta, "batch length heads", sizes, FLOAT_DTYPES)
-    state = _checked_state(op, "initial_state", initial_state, sizes)
+    state = checked_state(op, "initial_state", initial_state, STATE_AXES, sizes)
     check_same_dtype(op, q=q, k=k, v=v)
     _check_heads(op, sizes)
     if sizes["length"] == 0:
-        raise ValueError(f"{op}: v has length 0, expected at least 1")
+        raise ValueError(f"{op}: v has length 0; expected at least 1")
     bounds = scan_bounds(op, sizes["batch"], sizes["length"], capture_offsets, lengths)
     scale = _scale(scale, sizes)
     if implementation == "reference":
         return gated_delta_reference(q, k, v, g, beta, scale, state, bounds)
     if implementation == "pallas":
-        inputs = (q, k, v, g, beta)
-        return gated_delta_pallas_with_gradient(scale, chunk, inputs, state, bounds)
+        return gated_delta_pallas_with_gradient((scale, chunk), (q, k, v, g, beta, state), bounds)
     return gated_delta_xla(q, k, v, g, beta, scale, state, bounds, chunk)
 
 
@@ -126,7 +126,7 @@ def gated_delta_step(
     check_array(op, "v", v, "batch heads value_dim", sizes, FLOAT_DTYPES)
     check_array(op, "g", g, "batch heads", sizes, FLOAT_DTYPES)
     check_array(op, "beta", beta, "batch heads", sizes, FLOAT_DTYPES)
-    _checked_state(op, "state", state, sizes)
+    checked_state(op, "state", state, STATE_AXES, sizes)
     check_same_dtype(op, q=q, k=k, v=v)
     _check_heads(op, sizes)
     new_state, y = gated_delta_token(state, q, k, v, g, beta, _scale(scale, sizes))
@@ -140,12 +140,4 @@ def _scale(scale: float | None, sizes: dict[str, int]) -> float:
 def _check_heads(op: str, sizes: dict[str, int]) -> None:
     heads, key_heads = sizes["heads"], sizes["key_heads"]
     if key_heads == 0 or heads % key_heads:
-        raise ValueError(f"{op}: k has {key_heads} heads, expected a divisor of v's {heads}")
-
-
-def _checked_state(op: str, name: str, state: Array | None, sizes: dict[str, int]) -> Array:
-    axes = "batch heads key_dim value_dim"
-    if state is None:
-        return jnp.zeros(tuple(sizes[axis] for axis in axes.split()), jnp.float32)
-    check_array(op, name, state, axes, sizes, (jnp.float32,))
-    return state
+        raise ValueError(f"{op}: k has {key_heads} heads; expected a divisor of v's {heads}")

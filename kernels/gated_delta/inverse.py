@@ -10,10 +10,10 @@ answer of 1).
 """
 
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float
 
 from kernels.in_kernel import square
+from kernels.precision import HIGHEST
 
 BASE = 8
 """Rows of the smallest blocks, inverted by forward substitution."""
@@ -92,4 +92,4 @@ def _substitute(blocks: Array) -> Array:
 
 
 def _product(left: Array, right: Array) -> Array:
-    return jnp.matmul(left, right, precision=lax.Precision.HIGHEST)
+    return jnp.matmul(left, right, precision=HIGHEST)

@@ -17,7 +17,7 @@ from kernels.platform import (
     scalars_spec,
     vmem_bytes,
 )
-from kernels.scan import Bounds, ScanResult, keep_rows, pad_length, valid_rows
+from kernels.scan import Bounds, ScanResult, keep_rows, pad_axis, pad_length, valid_rows
 
 CUDA_VALUES = 32
 """Columns of the state that one block of threads keeps in registers."""
@@ -61,7 +61,7 @@ def gated_delta_pallas(
     platform = platform or kernel_platform("gated_delta_scan")
     batch, length, heads, value_dim = v_BTHV.shape
     key_dim = k_BTGK.shape[3]
-    slots = bounds.offsets_BK.shape[1]
+    slots = bounds.offsets_BS.shape[1]
     keys, values = _padded_dims(platform, key_dim, value_dim)
     num_chunks = -(-length // chunk)
     per_tile = chunks_per_tile or _chunks_per_tile(
@@ -76,12 +76,12 @@ def gated_delta_pallas(
     )
     by_chunk = (batch, heads, padded // chunk, chunk)
     operands = [
-        _widen(q_BTGK.transpose(0, 2, 1, 3), keys),
-        _widen(k_BTGK.transpose(0, 2, 1, 3), keys),
-        _widen(v_BTHV.transpose(0, 2, 1, 3), values),
+        pad_axis(q_BTGK.transpose(0, 2, 1, 3), keys, 3),
+        pad_axis(k_BTGK.transpose(0, 2, 1, 3), keys, 3),
+        pad_axis(v_BTHV.transpose(0, 2, 1, 3), values, 3),
         g_BTH.astype(jnp.float32).transpose(0, 2, 1).reshape(by_chunk),
         beta_BTH.astype(jnp.float32).transpose(0, 2, 1).reshape(by_chunk),
-        _widen(_widen(initial_state, keys, axis=2), values),
+        pad_axis(pad_axis(initial_state, keys, 2), values, 3),
     ]
     shape = KernelShape(chunk, per_tile, num_tiles, slots)
     y_BHTV, final, *captured = _call(shape, platform, scale, bounds, operands)
@@ -90,8 +90,8 @@ def gated_delta_pallas(
     if not slots:
         none = jnp.zeros((batch, 0, *final.shape[1:]), jnp.float32)
         return ScanResult(y_BTHV, final, none)
-    captured_BKHKV = captured[0][..., :key_dim, :value_dim]
-    return ScanResult(y_BTHV, final, captured_BKHKV)
+    captured_BSHKV = captured[0][..., :key_dim, :value_dim]
+    return ScanResult(y_BTHV, final, captured_BSHKV)
 
 
 def _padded_dims(platform: str, key_dim: int, value_dim: int) -> tuple[int, int]:
@@ -99,13 +99,6 @@ def _padded_dims(platform: str, key_dim: int, value_dim: int) -> tuple[int, int]
     if platform != "cuda":
         return key_dim, value_dim
     return max(16, pl.next_power_of_2(key_dim)), max(16, pl.next_power_of_2(value_dim))
-
-
-def _widen(array: Array, size: int, axis: int = 3) -> Array:
-    missing = size - array.shape[axis]
-    if missing == 0:
-        return array
-    return jnp.pad(array, [(0, missing if at == axis else 0) for at in range(array.ndim)])
 
 
 def _call(
@@ -141,8 +134,8 @@ def _call(
         jax.ShapeDtypeStruct(initial.shape, jnp.float32),
     ]
     if shape.slots:
-        operands = [bounds.offsets_BK, *operands]
-        in_specs = [scalars_spec(platform, bounds.offsets_BK.shape), *in_specs]
+        operands = [bounds.offsets_BS, *operands]
+        in_specs = [scalars_spec(platform, bounds.offsets_BS.shape), *in_specs]
         out_specs.append(
             pl.BlockSpec(
                 (1, shape.slots, 1, key_dim, columns),

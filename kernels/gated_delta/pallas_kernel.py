@@ -14,10 +14,8 @@ from jax.experimental import pallas as pl
 
 from kernels.decay import LogDecay, decay_between, decay_so_far
 from kernels.gated_delta.inverse import unit_lower_inverse_whole
-from kernels.in_kernel import KernelShape, square, sums_along, sums_down, turn
+from kernels.in_kernel import KernelShape, decay_square, product, square, sums_down, turn
 from kernels.scan import advance
-
-_HIGHEST = lax.Precision.HIGHEST
 
 
 class Chunk(NamedTuple):
@@ -62,7 +60,7 @@ def kernel(shape: KernelShape, scale: float, *refs: Any) -> None:
             g_ref[0, 0, pl.ds(index, 1), :],
             beta_ref[0, 0, pl.ds(index, 1), :],
         )
-        decay_CC = decays(chunk)
+        decay_CC = decay_square(chunk.g_1C)
         write_CV = writes(state_KV, chunk, decay_CC)
         y_CV = outputs(state_KV, chunk, decay_CC, write_CV) * scale
         y_ref[0, 0, rows, :] = y_CV.astype(y_ref.dtype)
@@ -82,34 +80,25 @@ def kernel(shape: KernelShape, scale: float, *refs: Any) -> None:
     final_ref[0, 0] = lax.fori_loop(0, shape.chunks_per_tile, step, final_ref[0, 0])
 
 
-def decays(chunk: Chunk) -> jax.Array:
-    """Decay from each column's row to each row; zero above the diagonal."""
-    sums_C1, _ = sums_down(chunk.g_1C)
-    sums_1C = sums_along(chunk.g_1C)
-    down, along = square(chunk.g_1C.shape[1])
-    high_CC = jnp.where(down >= along, sums_C1.high - sums_1C.high, -jnp.inf)
-    return decay_so_far(LogDecay(high_CC, sums_C1.low - sums_1C.low))
-
-
 def writes(state_KV: jax.Array, chunk: Chunk, decay_CC: jax.Array) -> jax.Array:
     """The value that each row writes at its key, fp32."""
     beta_C1 = turn(chunk.beta_1C)
     down, along = square(decay_CC.shape[0])
-    scores_CC = _scores(chunk.k_CK, chunk.k_CK)
+    scores_CC = product(chunk.k_CK, chunk.k_CK, 1, 1)
     lower_CC = jnp.where(down > along, scores_CC * decay_CC * beta_C1, 0.0)
     so_far_C1 = decay_so_far(sums_down(chunk.g_1C)[0])
-    found_CV = _product(chunk.k_CK.astype(jnp.float32), state_KV)
+    found_CV = product(chunk.k_CK.astype(jnp.float32), state_KV, 1, 0)
     wanted_CV = beta_C1 * (chunk.v_CV.astype(jnp.float32) - so_far_C1 * found_CV)
-    return _product(unit_lower_inverse_whole(lower_CC), wanted_CV)
+    return product(unit_lower_inverse_whole(lower_CC), wanted_CV, 1, 0)
 
 
 def outputs(
     state_KV: jax.Array, chunk: Chunk, decay_CC: jax.Array, write_CV: jax.Array
 ) -> jax.Array:
     """y of a chunk's rows without the scale, fp32, from the state before it."""
-    mix_CC = _scores(chunk.q_CK, chunk.k_CK) * decay_CC
-    inside_CV = _product(mix_CC, write_CV)  # fp32: mixed writes cancel
-    before_CV = _product(chunk.q_CK.astype(jnp.float32), state_KV)
+    mix_CC = product(chunk.q_CK, chunk.k_CK, 1, 1) * decay_CC
+    inside_CV = product(mix_CC, write_CV, 1, 0)  # fp32: mixed writes cancel
+    before_CV = product(chunk.q_CK.astype(jnp.float32), state_KV, 1, 0)
     return advance(before_CV, (decay_so_far(sums_down(chunk.g_1C)[0]), inside_CV))
 
 
@@ -124,30 +113,5 @@ def state_after(
     _, last_11 = sums_down(jnp.where(along_1C < count, chunk.g_1C, 0.0))
     masked_C1 = LogDecay(jnp.where(down_C1 < count, last_11.high, -jnp.inf), last_11.low)
     kept_C1 = decay_between(masked_C1, sums_C1)
-    increment_KV = lax.dot_general(
-        chunk.k_CK.astype(jnp.float32),
-        kept_C1 * write_CV,
-        (((0,), (0,)), ((), ())),
-        precision=_HIGHEST,
-        preferred_element_type=jnp.float32,
-    )
+    increment_KV = product(chunk.k_CK.astype(jnp.float32), kept_C1 * write_CV, 0, 0)
     return advance(state_KV, (decay_so_far(last_11), increment_KV))
-
-
-def _scores(left_CK: jax.Array, right_CK: jax.Array) -> jax.Array:
-    """Inner products of rows, fp32."""
-    return _dot(left_CK, right_CK, 1)
-
-
-def _product(left: jax.Array, right: jax.Array) -> jax.Array:
-    return _dot(left, right, 0)
-
-
-def _dot(left: jax.Array, right: jax.Array, right_axis: int) -> jax.Array:
-    return lax.dot_general(
-        left,
-        right,
-        (((1,), (right_axis,)), ((), ())),
-        precision=_HIGHEST if left.dtype == jnp.float32 else lax.Precision.DEFAULT,
-        preferred_element_type=jnp.float32,
-    )

@@ -1,13 +1,11 @@
 """The gated delta rule as a loop over tokens: the oracle, and the single step of decode."""
 
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float
 
+from kernels.precision import HIGHEST
 from kernels.scan import Bounds, ScanResult, advance
 from kernels.token_loop import token_loop
-
-_HIGHEST = lax.Precision.HIGHEST
 
 
 def gated_delta_token(
@@ -26,11 +24,11 @@ def gated_delta_token(
         jnp.repeat(value.astype(jnp.float32), repeats, axis=1) for value in (q_BGK, k_BGK)
     )
     decay_BH11 = jnp.exp(g_BH)[..., None, None]
-    found_BHV = jnp.einsum("bhk,bhkv->bhv", k_BHK, decay_BH11 * state_BHKV, precision=_HIGHEST)
+    found_BHV = jnp.einsum("bhk,bhkv->bhv", k_BHK, decay_BH11 * state_BHKV, precision=HIGHEST)
     write_BHV = beta_BH[..., None] * (v_BHV - found_BHV)
     increment_BHKV = k_BHK[..., None] * write_BHV[:, :, None, :]
     state_BHKV = advance(state_BHKV, (decay_BH11, increment_BHKV))
-    y_BHV = scale * jnp.einsum("bhk,bhkv->bhv", q_BHK, state_BHKV, precision=_HIGHEST)
+    y_BHV = scale * jnp.einsum("bhk,bhkv->bhv", q_BHK, state_BHKV, precision=HIGHEST)
     return state_BHKV, y_BHV
 
 

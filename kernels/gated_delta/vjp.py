@@ -1,53 +1,20 @@
-"""The kernel with a gradient: forward by Pallas, backward by the chunked form, which recomputes."""
-
-from functools import partial
-
-import jax
-from jaxtyping import Array
+"""The gated delta kernel with a gradient: forward by Pallas, backward by the chunked form."""
 
 from kernels.gated_delta.pallas import gated_delta_pallas
 from kernels.gated_delta.xla import gated_delta_xla
+from kernels.kernel_gradient import Inputs, with_chunked_gradient
 from kernels.scan import Bounds, ScanResult
 
-Inputs = tuple[Array, Array, Array, Array, Array]
+
+def _launch(static: tuple[float, int], inputs: Inputs, bounds: Bounds) -> ScanResult:
+    (scale, chunk), (q, k, v, g, beta, state) = static, inputs
+    return gated_delta_pallas(q, k, v, g, beta, scale, state, bounds, chunk)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def gated_delta_pallas_with_gradient(
-    scale: float, chunk: int, inputs: Inputs, initial_state: Array, bounds: Bounds
-) -> ScanResult:
-    """:func:`gated_delta_pallas` on the default backend, differentiable by all but the bounds.
-
-    Args:
-        scale: factor of y.
-        chunk: tokens a chunk.
-        inputs: q, k, v, g and beta.
-        initial_state: states before the first token.
-        bounds: lengths and normalised capture offsets.
-
-    Returns:
-        ScanResult.
-    """
-    return gated_delta_pallas(*inputs, scale, initial_state, bounds, chunk)
+def _chunked(static: tuple[float, int], inputs: Inputs, bounds: Bounds) -> ScanResult:
+    (scale, chunk), (q, k, v, g, beta, state) = static, inputs
+    return gated_delta_xla(q, k, v, g, beta, scale, state, bounds, chunk)
 
 
-def _forward(
-    scale: float, chunk: int, inputs: Inputs, initial_state: Array, bounds: Bounds
-) -> tuple[ScanResult, tuple[Inputs, Array, Bounds]]:
-    result = gated_delta_pallas(*inputs, scale, initial_state, bounds, chunk)
-    return result, (inputs, initial_state, bounds)
-
-
-def _backward(
-    scale: float, chunk: int, residuals: tuple[Inputs, Array, Bounds], cotangents: ScanResult
-) -> tuple[Inputs, Array, None]:
-    inputs, initial_state, bounds = residuals
-
-    def chunked(inputs: Inputs, initial_state: Array) -> ScanResult:
-        return gated_delta_xla(*inputs, scale, initial_state, bounds, chunk)
-
-    _, pullback = jax.vjp(chunked, inputs, initial_state)
-    return (*pullback(cotangents), None)
-
-
-gated_delta_pallas_with_gradient.defvjp(_forward, _backward)
+gated_delta_pallas_with_gradient = with_chunked_gradient(_launch, _chunked)
+"""((scale, chunk), (q, k, v, g, beta, initial state), bounds) on the default backend."""

@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float
 
 from kernels.chunked import chunked_scan
-from kernels.decay import LogDecay, decay_between, decay_so_far, split_log_decay
+from kernels.decay import LogDecay, decay_between, decay_so_far, decay_square, running_sums
 from kernels.gated_delta.inverse import unit_lower_inverse
+from kernels.precision import HIGHEST, product_precision
 from kernels.scan import Bounds, ScanResult, advance, pad_length
-
-_HIGHEST = lax.Precision.HIGHEST
 
 
 class Rows(NamedTuple):
@@ -75,18 +73,10 @@ class GatedDeltaChunk:
         heads, value_dim = v_BHCV.shape[1], v_BHCV.shape[3]
         per_group = heads // groups
         dtype = v_BHCV.dtype
-        precision = _precision(dtype)
+        precision = product_precision(dtype)
 
-        causal_CC = jnp.tril(jnp.ones((chunk, chunk), bool))
-        sums_BHC = LogDecay(
-            *(
-                jnp.einsum("ij,bjh->bhi", causal_CC.astype(jnp.float32), part, precision=_HIGHEST)
-                for part in split_log_decay(rows.g_BCH)
-            )
-        )
-        high_BHCC, low_BHCC = (part[:, :, :, None] - part[:, :, None, :] for part in sums_BHC)
-        high_BHCC = jnp.where(causal_CC[None, None], high_BHCC, -jnp.inf)
-        decay_BHCC = decay_so_far(LogDecay(high_BHCC, low_BHCC))
+        sums_BHC = running_sums(rows.g_BCH)
+        decay_BHCC = decay_square(sums_BHC)
 
         queries_and_keys = jnp.concatenate([k_BGCK, q_BGCK], axis=2)
         products = jnp.einsum(
@@ -108,15 +98,15 @@ class GatedDeltaChunk:
             "bgik,bgrkv->bgriv",
             queries_and_keys.astype(jnp.float32),
             state_BHKV.reshape(batch, groups, per_group, key_dim, value_dim),
-            precision=_HIGHEST,
+            precision=HIGHEST,
         ).reshape(batch, heads, 2 * chunk, value_dim)
         so_far_BHC1 = decay_so_far(sums_BHC)[..., None]
         wanted_BHCV = v_BHCV.astype(jnp.float32) - so_far_BHC1 * found[:, :, :chunk]
         write_BHCV = jnp.einsum(
-            "bhij,bhjv->bhiv", inverse_BHCC, beta_BHC[..., None] * wanted_BHCV, precision=_HIGHEST
+            "bhij,bhjv->bhiv", inverse_BHCC, beta_BHC[..., None] * wanted_BHCV, precision=HIGHEST
         )
         # fp32: mixed writes cancel, so rounding either to bf16 shows in y.
-        inside_BHCV = jnp.einsum("bhij,bhjv->bhiv", mix_BHCC, write_BHCV, precision=_HIGHEST)
+        inside_BHCV = jnp.einsum("bhij,bhjv->bhiv", mix_BHCC, write_BHCV, precision=HIGHEST)
         y_BHCV = advance(found[:, :, chunk:], (so_far_BHC1, inside_BHCV)) * self.scale
 
         last = LogDecay(*(part[:, :, -1:] for part in sums_BHC))
@@ -125,13 +115,8 @@ class GatedDeltaChunk:
             "bgik,bgriv->bgrkv",
             k_BGCK.astype(jnp.float32),
             kept_BHCV.reshape(batch, groups, per_group, chunk, value_dim),
-            precision=_HIGHEST,
+            precision=HIGHEST,
         ).reshape(state_BHKV.shape)
         through_BH11 = decay_so_far(last)[..., None]
         y_BCHV = y_BHCV.transpose(0, 2, 1, 3).astype(dtype)
         return advance(state_BHKV, (through_BH11, increment_BHKV)), y_BCHV
-
-
-def _precision(dtype: jnp.dtype) -> lax.Precision:
-    """fp32 operands ask for fp32 products (a TPU would round them to bf16); bf16 ones need not."""
-    return _HIGHEST if dtype == jnp.float32 else lax.Precision.DEFAULT

@@ -25,7 +25,7 @@ def linear_scan(
     b: Float[Array, "B T *channels"],
     *,
     initial_state: Float[Array, "B *channels"] | None = None,
-    capture_offsets: Int32[Array, "B K"] | None = None,
+    capture_offsets: Int32[Array, "B S"] | None = None,
     lengths: Int32[Array, " B"] | None = None,
     chunk: int | None = None,
     implementation: str = "auto",
@@ -39,7 +39,7 @@ def linear_scan(
 
     Args:
         log_a: log-decays [batch, length, ...] <= 0, float32 or bfloat16; any number of channel
-        axes.
+            axes.
         b: inputs of the same shape, float32 or bfloat16.
         initial_state: float32 [batch, ...]; zeros if None.
         capture_offsets: int32 [batch, slots], tokens consumed, 1..length in any order, repeats
@@ -70,7 +70,7 @@ def linear_scan(
     batch, length, *channels = shape
     width = math.prod(channels)
     if length == 0 or width == 0:
-        raise ValueError(f"{op}: b has shape {tuple(shape)}, expected at least 1 on every axis")
+        raise ValueError(f"{op}: b has shape {tuple(shape)}; expected at least 1 on every axis")
     state = _checked_state(op, "initial_state", initial_state, (batch, *channels))
     bounds = scan_bounds(op, batch, length, capture_offsets, lengths)
     flat = (log_a.reshape(batch, length, width), b.reshape(batch, length, width))

@@ -27,7 +27,6 @@ def call(
     log_a: jax.Array,
     b: jax.Array,
     initial: jax.Array,
-    **options: Any,
 ) -> tuple[jax.Array, ...]:
     """Launch the kernel.
 

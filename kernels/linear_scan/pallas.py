@@ -18,7 +18,7 @@ from kernels.platform import (
     scalars_spec,
     vmem_bytes,
 )
-from kernels.scan import Bounds, ScanResult, pad_length
+from kernels.scan import Bounds, ScanResult, pad_axis, pad_length
 
 WIDTHS = {"cpu": 2**16, "tpu": 512, "tpu_interpret": 512, "cuda": 128}
 """Channels a block, at most."""
@@ -55,7 +55,7 @@ def linear_pallas(
         return _mosaic_gpu(log_a_BTM, b_BTM, initial_state, bounds)
     batch, length, channels = b_BTM.shape
     dtype = b_BTM.dtype
-    slots = bounds.offsets_BK.shape[1]
+    slots = bounds.offsets_BS.shape[1]
     if platform.startswith("tpu"):
         # Single rows of packed bf16 registers cannot be addressed.
         log_a_BTM, b_BTM = log_a_BTM.astype(jnp.float32), b_BTM.astype(jnp.float32)
@@ -66,10 +66,10 @@ def linear_pallas(
     padded = num_tiles * per_tile * GROUP
     wide = -(-channels // width) * width
     operands = [
-        jnp.concatenate([bounds.lengths_B[:, None], bounds.offsets_BK], axis=1),
-        _widen(pad_length(log_a_BTM, padded), wide),
-        _widen(pad_length(b_BTM, padded), wide),
-        _widen(initial_state[:, None], wide),
+        jnp.concatenate([bounds.lengths_B[:, None], bounds.offsets_BS], axis=1),
+        pad_axis(pad_length(log_a_BTM, padded), wide, 2),
+        pad_axis(pad_length(b_BTM, padded), wide, 2),
+        pad_axis(initial_state[:, None], wide, 2),
     ]
     shape = KernelShape(GROUP, per_tile, num_tiles, slots)
     y_BTM, final_B1M, *captured = _call(shape, platform, width, operands)
@@ -82,23 +82,18 @@ def linear_pallas(
 
 def _mosaic_gpu(log_a_BTM: Array, b_BTM: Array, initial_state: Array, bounds: Bounds) -> ScanResult:
     batch, _, channels = b_BTM.shape
-    slots = bounds.offsets_BK.shape[1]
+    slots = bounds.offsets_BS.shape[1]
     wide = -(-channels // mosaic_gpu.WIDTH) * mosaic_gpu.WIDTH
     y_BTM, final_BM, *captured = mosaic_gpu.call(
         slots,
-        jnp.concatenate([bounds.lengths_B[:, None], bounds.offsets_BK], axis=1),
-        _widen(log_a_BTM, wide),
-        _widen(b_BTM, wide),
-        _widen(initial_state[:, None], wide)[:, 0],
+        jnp.concatenate([bounds.lengths_B[:, None], bounds.offsets_BS], axis=1),
+        pad_axis(log_a_BTM, wide, 2),
+        pad_axis(b_BTM, wide, 2),
+        pad_axis(initial_state, wide, 1),
     )
     none = jnp.zeros((batch, 0, channels), jnp.float32)
-    captured_BKM = captured[0][:, :, :channels] if slots else none
-    return ScanResult(y_BTM[:, :, :channels], final_BM[:, :channels], captured_BKM)
-
-
-def _widen(array: Array, channels: int) -> Array:
-    missing = channels - array.shape[2]
-    return array if missing == 0 else jnp.pad(array, ((0, 0), (0, 0), (0, missing)))
+    captured_BSM = captured[0][:, :, :channels] if slots else none
+    return ScanResult(y_BTM[:, :, :channels], final_BM[:, :channels], captured_BSM)
 
 
 def _call(

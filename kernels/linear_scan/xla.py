@@ -25,9 +25,9 @@ def linear_xla(
 ) -> ScanResult:
     """The scan over chunks of `chunk` tokens; any length, padded inside."""
     states_BTM, final = _states(chunk, log_a_BTM, b_BTM, initial_state, bounds.lengths_B)
-    at_BK1 = jnp.maximum(bounds.offsets_BK - 1, 0)[..., None]
-    captured = jnp.take_along_axis(states_BTM, at_BK1, axis=1)
-    captured = jnp.where((bounds.offsets_BK > 0)[..., None], captured, 0.0)
+    at_BS1 = jnp.maximum(bounds.offsets_BS - 1, 0)[..., None]
+    captured = jnp.take_along_axis(states_BTM, at_BS1, axis=1)
+    captured = jnp.where((bounds.offsets_BS > 0)[..., None], captured, 0.0)
     return ScanResult(states_BTM.astype(b_BTM.dtype), final, captured)
 
 

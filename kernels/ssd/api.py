@@ -1,6 +1,5 @@
 """The public SSD operations: checks, defaults and dispatch."""
 
-import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
 from kernels.checks import (
@@ -9,6 +8,7 @@ from kernels.checks import (
     check_implementation,
     check_positive,
     check_same_dtype,
+    checked_state,
 )
 from kernels.decay import MAX_CHUNK
 from kernels.scan import ScanResult, scan_bounds
@@ -16,6 +16,7 @@ from kernels.ssd.reference import ssd_reference, ssd_token
 from kernels.ssd.vjp import ssd_pallas_with_gradient
 from kernels.ssd.xla import ssd_xla
 
+STATE_AXES = "batch heads head_dim state_dim"
 DEFAULT_CHUNK = 64
 
 
@@ -27,7 +28,7 @@ def ssd_scan(
     C: Float[Array, "B T G N"],
     *,
     initial_state: Float[Array, "B H P N"] | None = None,
-    capture_offsets: Int32[Array, "B K"] | None = None,
+    capture_offsets: Int32[Array, "B S"] | None = None,
     lengths: Int32[Array, " B"] | None = None,
     chunk: int = DEFAULT_CHUNK,
     implementation: str = "auto",
@@ -55,8 +56,8 @@ def ssd_scan(
 
     Returns:
         ScanResult: y like x, zero beyond `lengths`; final_state float32 [batch, heads, head_dim,
-            state_dim]; captured float32 [batch, slots, heads, head_dim, state_dim],
-            zeros in unused slots.
+        state_dim]; captured float32 [batch, slots, heads, head_dim, state_dim], zeros in unused
+        slots.
 
     Raises:
         TypeError: a dtype that is not accepted.
@@ -68,23 +69,23 @@ def ssd_scan(
     check_implementation(op, implementation)
     check_positive(op, "chunk", chunk)
     if chunk > MAX_CHUNK:
-        raise ValueError(f"{op}: chunk is {chunk}, expected at most {MAX_CHUNK}")
+        raise ValueError(f"{op}: chunk is {chunk}; expected at most {MAX_CHUNK}")
     sizes: dict[str, int] = {}
     check_array(op, "x", x, "batch length heads head_dim", sizes, FLOAT_DTYPES)
     check_array(op, "dt", dt, "batch length heads", sizes, FLOAT_DTYPES)
     check_array(op, "A", A, "heads", sizes, FLOAT_DTYPES)
     check_array(op, "B", B, "batch length groups state_dim", sizes, FLOAT_DTYPES)
     check_array(op, "C", C, "batch length groups state_dim", sizes, FLOAT_DTYPES)
-    state = _checked_state(op, "initial_state", initial_state, sizes)
+    state = checked_state(op, "initial_state", initial_state, STATE_AXES, sizes)
     check_same_dtype(op, x=x, B=B, C=C)
     _check_groups(op, sizes)
     if sizes["length"] == 0:
-        raise ValueError(f"{op}: x has length 0, expected at least 1")
+        raise ValueError(f"{op}: x has length 0; expected at least 1")
     bounds = scan_bounds(op, sizes["batch"], sizes["length"], capture_offsets, lengths)
     if implementation == "reference":
         return ssd_reference(x, dt, A, B, C, state, bounds)
     if implementation == "pallas":
-        return ssd_pallas_with_gradient(x, dt, A, B, C, state, bounds, chunk)
+        return ssd_pallas_with_gradient(chunk, (x, dt, A, B, C, state), bounds)
     return ssd_xla(x, dt, A, B, C, state, bounds, chunk)
 
 
@@ -120,7 +121,7 @@ def ssd_step(
     check_array(op, "A", A, "heads", sizes, FLOAT_DTYPES)
     check_array(op, "B", B, "batch groups state_dim", sizes, FLOAT_DTYPES)
     check_array(op, "C", C, "batch groups state_dim", sizes, FLOAT_DTYPES)
-    _checked_state(op, "state", state, sizes)
+    checked_state(op, "state", state, STATE_AXES, sizes)
     check_same_dtype(op, x=x, B=B, C=C)
     _check_groups(op, sizes)
     new_state, y = ssd_token(state, x, dt, A, B, C)
@@ -130,12 +131,4 @@ def ssd_step(
 def _check_groups(op: str, sizes: dict[str, int]) -> None:
     heads, groups = sizes["heads"], sizes["groups"]
     if groups == 0 or heads % groups:
-        raise ValueError(f"{op}: B has {groups} groups, expected a divisor of {heads} heads")
-
-
-def _checked_state(op: str, name: str, state: Array | None, sizes: dict[str, int]) -> Array:
-    axes = "batch heads head_dim state_dim"
-    if state is None:
-        return jnp.zeros(tuple(sizes[axis] for axis in axes.split()), jnp.float32)
-    check_array(op, name, state, axes, sizes, (jnp.float32,))
-    return state
+        raise ValueError(f"{op}: B has {groups} groups; expected a divisor of {heads} heads")

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float
 
-from kernels.in_kernel import capture_order
+from kernels.in_kernel import KernelShape, capture_order
 from kernels.platform import (
     check_cuda_block,
     chunks_that_fit,
@@ -18,7 +18,7 @@ from kernels.platform import (
     vmem_bytes,
 )
 from kernels.scan import Bounds, ScanResult, keep_rows, pad_length, valid_rows
-from kernels.ssd.pallas_kernel import KernelShape, kernel
+from kernels.ssd.pallas_kernel import kernel
 
 
 def ssd_pallas(
@@ -59,7 +59,7 @@ def ssd_pallas(
     state_dim = B_BTGN.shape[3]
     if platform == "cuda":
         _check_cuda(chunk, head_dim, state_dim)
-    slots = bounds.offsets_BK.shape[1]
+    slots = bounds.offsets_BS.shape[1]
     num_chunks = -(-length // chunk)
     per_tile = chunks_per_tile or _chunks_per_tile(
         platform, num_chunks, chunk, head_dim, state_dim, slots, x_BTHP.dtype
@@ -122,7 +122,7 @@ def _call(
         jax.ShapeDtypeStruct(initial.shape, jnp.float32),
     ]
     if shape.slots:
-        captures = capture_order(bounds.offsets_BK)
+        captures = capture_order(bounds.offsets_BS)
         operands = [captures, *operands]
         in_specs = [scalars_spec(platform, captures.shape), *in_specs]
         out_specs.append(

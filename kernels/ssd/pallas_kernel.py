@@ -12,11 +12,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from kernels.decay import LogDecay, decay_between, decay_so_far
-from kernels.in_kernel import KernelShape, square, sums_along, sums_down, turn
+from kernels.decay import decay_between, decay_so_far
+from kernels.in_kernel import KernelShape, decay_square, product, sums_down, turn
 from kernels.scan import advance
-
-_HIGHEST = lax.Precision.HIGHEST
 
 
 class Chunk(NamedTuple):
@@ -117,47 +115,16 @@ def state_after(state_PN: jax.Array, chunk: Chunk) -> jax.Array:
     """The state after a chunk, from the one before it."""
     sums_C1, last_11 = sums_down(chunk.log_decay_1C)
     weight_C1 = decay_between(last_11, sums_C1) * turn(chunk.dt_1C)
-    increment_PN = lax.dot_general(
-        chunk.x_CP.astype(jnp.float32) * weight_C1,
-        chunk.B_CN.astype(jnp.float32),
-        (((0,), (0,)), ((), ())),
-        precision=_HIGHEST,
-        preferred_element_type=jnp.float32,
-    )
+    weighted_CP = chunk.x_CP.astype(jnp.float32) * weight_C1
+    increment_PN = product(weighted_CP, chunk.B_CN.astype(jnp.float32), 0, 0)
     return advance(state_PN, (decay_so_far(last_11), increment_PN))
 
 
 def outputs(state_PN: jax.Array, chunk: Chunk) -> jax.Array:
     """y of a chunk's rows, fp32, from the state before it."""
-    dtype = chunk.x_CP.dtype
-    precision = _HIGHEST if dtype == jnp.float32 else lax.Precision.DEFAULT
     sums_C1, _ = sums_down(chunk.log_decay_1C)
-    sums_1C = sums_along(chunk.log_decay_1C)
-    down, along = square(chunk.x_CP.shape[0])
-    causal_CC = down >= along
-    masked = LogDecay(
-        jnp.where(causal_CC, sums_C1.high - sums_1C.high, -jnp.inf), sums_C1.low - sums_1C.low
-    )
-    scores_CC = lax.dot_general(
-        chunk.C_CN,
-        chunk.B_CN,
-        (((1,), (1,)), ((), ())),
-        precision=precision,
-        preferred_element_type=jnp.float32,
-    )
-    weights_CC = scores_CC * (decay_so_far(masked) * chunk.dt_1C)
-    inside_CP = lax.dot_general(
-        weights_CC.astype(dtype),
-        chunk.x_CP,
-        (((1,), (0,)), ((), ())),
-        precision=precision,
-        preferred_element_type=jnp.float32,
-    )
-    before_CP = lax.dot_general(
-        chunk.C_CN.astype(jnp.float32),
-        state_PN,
-        (((1,), (1,)), ((), ())),
-        precision=_HIGHEST,
-        preferred_element_type=jnp.float32,
-    )
+    scores_CC = product(chunk.C_CN, chunk.B_CN, 1, 1)
+    weights_CC = scores_CC * (decay_square(chunk.log_decay_1C) * chunk.dt_1C)
+    inside_CP = product(weights_CC.astype(chunk.x_CP.dtype), chunk.x_CP, 1, 0)
+    before_CP = product(chunk.C_CN.astype(jnp.float32), state_PN, 1, 1)
     return advance(before_CP, (decay_so_far(sums_C1), inside_CP))

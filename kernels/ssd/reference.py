@@ -1,9 +1,9 @@
 """SSD as a loop over tokens: the oracle, and the single step of decode."""
 
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float
 
+from kernels.precision import HIGHEST
 from kernels.scan import Bounds, ScanResult, advance
 from kernels.token_loop import token_loop
 
@@ -25,7 +25,7 @@ def ssd_token(
     decay_BH = jnp.exp(dt_BH * A_H[None, :])
     increment_BHPN = (dt_BH[..., None] * x_BHP)[..., None] * B_BHN[:, :, None, :]
     state_BHPN = advance(state_BHPN, (decay_BH[..., None, None], increment_BHPN))
-    y_BHP = jnp.einsum("bhpn,bhn->bhp", state_BHPN, C_BHN, precision=lax.Precision.HIGHEST)
+    y_BHP = jnp.einsum("bhpn,bhn->bhp", state_BHPN, C_BHN, precision=HIGHEST)
     return state_BHPN, y_BHP
 
 

@@ -8,10 +8,9 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from kernels.chunked import chunked_scan
-from kernels.decay import LogDecay, decay_between, decay_so_far, split_log_decay
+from kernels.decay import LogDecay, decay_between, decay_so_far, decay_square, running_sums
+from kernels.precision import HIGHEST, product_precision
 from kernels.scan import Bounds, ScanResult, advance, pad_length
-
-_HIGHEST = lax.Precision.HIGHEST
 
 
 class Rows(NamedTuple):
@@ -57,10 +56,10 @@ def ssd_xla(
 
 
 def _carried_layout(state_BHPN: Array, groups: int) -> Array:
-    """[batch, heads, head_dim, state_dim] to [batch, groups, state_dim, heads of a group x
-    head_dim].
+    """[batch, heads, head_dim, state_dim] to [batch, groups, state_dim, wide].
 
-    What meets the state is then one plain matrix product a group, with the wide axis last.
+    The last axis is heads of a group x head_dim, so what meets the state is one plain matrix
+    product a group.
     """
     batch, heads, head_dim, state_dim = state_BHPN.shape
     by_head = lax.optimization_barrier(state_BHPN.transpose(0, 1, 3, 2))
@@ -90,20 +89,13 @@ def ssd_chunk(
     wide = (batch, chunk, groups, heads // groups * head_dim)
     dtype = x_BCHP.dtype
 
-    causal_CC = jnp.tril(jnp.ones((chunk, chunk), bool))
-    sums_BHC = LogDecay(
-        *(
-            jnp.einsum("ij,bjh->bhi", causal_CC.astype(jnp.float32), part, precision=_HIGHEST)
-            for part in split_log_decay(log_decay_BCH)
-        )
-    )
-    high, low = (part[:, :, :, None] - part[:, :, None, :] for part in sums_BHC)
-    decay_BHCC = decay_so_far(LogDecay(jnp.where(causal_CC[None, None], high, -jnp.inf), low))
+    sums_BHC = running_sums(log_decay_BCH)
+    decay_BHCC = decay_square(sums_BHC)
     scores_BGCC = jnp.einsum(
         "bign,bjgn->bgij",
         C_BCGN,
         B_BCGN,
-        precision=_precision(dtype),
+        precision=product_precision(dtype),
         preferred_element_type=jnp.float32,
     )
     weights_BGRCC = scores_BGCC[:, :, None] * decay_BHCC.reshape(batch, groups, -1, chunk, chunk)
@@ -113,7 +105,7 @@ def ssd_chunk(
         "bhij,bjhp->bhip",
         weights_BGRCC.reshape(decay_BHCC.shape).astype(dtype),
         stepped_BCHP.astype(dtype),
-        precision=_precision(dtype),
+        precision=product_precision(dtype),
         preferred_element_type=jnp.float32,
     )
     # Written out, as an einsum would swap the operands and with them the layout of the state.
@@ -122,7 +114,7 @@ def ssd_chunk(
         C_BCGN.astype(jnp.float32).transpose(0, 2, 1, 3),
         state_BGNQ,
         (((3,), (2,)), *by_group),
-        precision=_HIGHEST,
+        precision=HIGHEST,
     )
     before_BCHP = before_BGCQ.transpose(0, 2, 1, 3).reshape(x_BCHP.shape)
     so_far_BCH1 = decay_so_far(sums_BHC).transpose(0, 2, 1)[..., None]
@@ -134,13 +126,8 @@ def ssd_chunk(
         B_BCGN.astype(jnp.float32).transpose(0, 2, 1, 3),
         (stepped_BCHP * to_end_BCH1).reshape(wide).transpose(0, 2, 1, 3),
         (((2,), (2,)), *by_group),
-        precision=_HIGHEST,
+        precision=HIGHEST,
     )
     through_BHP = jnp.broadcast_to(decay_so_far(last_BH1), (batch, heads, head_dim))
     through_BG1Q = through_BHP.reshape(batch, groups, 1, -1)
     return advance(state_BGNQ, (through_BG1Q, increment_BGNQ)), y_BCHP
-
-
-def _precision(dtype: jnp.dtype) -> lax.Precision:
-    """fp32 operands ask for fp32 products (a TPU would round them to bf16); bf16 ones need not."""
-    return _HIGHEST if dtype == jnp.float32 else lax.Precision.DEFAULT

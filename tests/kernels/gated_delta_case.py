@@ -1,11 +1,9 @@
 """How the shared suite drives the gated delta rule."""
 
-import jax
 import numpy as np
 
 from kernels.gated_delta import gated_delta_scan
-from kernels.scan import ScanResult
-from tests.kernels.scan_suite import ScanOp, Shape
+from tests.kernels.scan_suite import ScanOp, Shape, call_by_chunk
 
 
 def _draw(rng: np.random.Generator, shape: Shape) -> dict[str, np.ndarray]:
@@ -29,24 +27,6 @@ def _state_shape(shape: Shape) -> tuple[int, ...]:
     return heads, key_dim, value_dim
 
 
-def _call(
-    inputs: dict[str, jax.Array],
-    state: jax.Array,
-    offsets: jax.Array | None,
-    lengths: jax.Array,
-    shape: Shape,
-    implementation: str,
-) -> ScanResult:
-    return gated_delta_scan(
-        **inputs,
-        initial_state=state,
-        capture_offsets=offsets,
-        lengths=lengths,
-        chunk=shape.chunk,
-        implementation=implementation,
-    )
-
-
 GATED_DELTA = ScanOp(
     name="gated_delta",
     shapes=(
@@ -60,6 +40,6 @@ GATED_DELTA = ScanOp(
     sequence=("q", "k", "v", "g", "beta"),
     identity=("k", "v", "g", "beta"),
     state_shape=_state_shape,
-    call=_call,
+    call=call_by_chunk(gated_delta_scan),
     fixed_dtypes={"g": "float32", "beta": "float32"},
 )

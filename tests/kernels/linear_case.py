@@ -1,35 +1,15 @@
 """How the shared suite drives the diagonal recurrence."""
 
-import jax
 import numpy as np
 
 from kernels.linear_scan import linear_scan
-from kernels.scan import ScanResult
-from tests.kernels.scan_suite import ScanOp, Shape
+from tests.kernels.scan_suite import ScanOp, Shape, call_by_chunk
 
 
 def _draw(rng: np.random.Generator, shape: Shape) -> dict[str, np.ndarray]:
     rows = (shape.batch, shape.length, *shape.dims)
     rate = 10.0 ** rng.uniform(-3, 1)
     return {"log_a": -rng.uniform(0, 1, size=rows) * rate, "b": rng.normal(size=rows)}
-
-
-def _call(
-    inputs: dict[str, jax.Array],
-    state: jax.Array,
-    offsets: jax.Array | None,
-    lengths: jax.Array,
-    shape: Shape,
-    implementation: str,
-) -> ScanResult:
-    return linear_scan(
-        **inputs,
-        initial_state=state,
-        capture_offsets=offsets,
-        lengths=lengths,
-        chunk=shape.chunk,
-        implementation=implementation,
-    )
 
 
 LINEAR = ScanOp(
@@ -45,7 +25,7 @@ LINEAR = ScanOp(
     sequence=("log_a", "b"),
     identity=("log_a", "b"),
     state_shape=lambda shape: shape.dims,
-    call=_call,
+    call=call_by_chunk(linear_scan),
     fixed_dtypes={"log_a": "float32"},
     exact_everywhere=True,
     in_order=lambda shape, implementation: implementation != "xla" or shape.chunk == 1,

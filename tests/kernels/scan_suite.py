@@ -76,6 +76,29 @@ class ScanOp:
         return self.name
 
 
+def call_by_chunk(scan: Callable[..., ScanResult]) -> Callable[..., ScanResult]:
+    """How the suite calls an operation that takes `chunk`."""
+
+    def call(
+        inputs: dict[str, jax.Array],
+        state: jax.Array,
+        offsets: jax.Array | None,
+        lengths: jax.Array,
+        shape: Shape,
+        implementation: str,
+    ) -> ScanResult:
+        return scan(
+            **inputs,
+            initial_state=state,
+            capture_offsets=offsets,
+            lengths=lengths,
+            chunk=shape.chunk,
+            implementation=implementation,
+        )
+
+    return call
+
+
 @dataclasses.dataclass(frozen=True)
 class Draw:
     """One drawn example."""

@@ -1,11 +1,9 @@
 """How the shared suite drives the SSD scan."""
 
-import jax
 import numpy as np
 
-from kernels.scan import ScanResult
 from kernels.ssd import ssd_scan
-from tests.kernels.scan_suite import ScanOp, Shape
+from tests.kernels.scan_suite import ScanOp, Shape, call_by_chunk
 
 
 def _draw(rng: np.random.Generator, shape: Shape) -> dict[str, np.ndarray]:
@@ -26,24 +24,6 @@ def _state_shape(shape: Shape) -> tuple[int, ...]:
     return heads, head_dim, state_dim
 
 
-def _call(
-    inputs: dict[str, jax.Array],
-    state: jax.Array,
-    offsets: jax.Array | None,
-    lengths: jax.Array,
-    shape: Shape,
-    implementation: str,
-) -> ScanResult:
-    return ssd_scan(
-        **inputs,
-        initial_state=state,
-        capture_offsets=offsets,
-        lengths=lengths,
-        chunk=shape.chunk,
-        implementation=implementation,
-    )
-
-
 SSD = ScanOp(
     name="ssd",
     shapes=(
@@ -57,6 +37,6 @@ SSD = ScanOp(
     sequence=("x", "dt", "B", "C"),
     identity=("x", "dt"),
     state_shape=_state_shape,
-    call=_call,
+    call=call_by_chunk(ssd_scan),
     fixed_dtypes={"dt": "float32", "A": "float32"},
 )

@@ -22,19 +22,19 @@ def _ssd(**changes):
     ("changes", "error", "message"),
     [
         ({"dt": jnp.zeros((2, 7, 4))}, ValueError, r"dt has shape \(2, 7, 4\).* = \(2, 8, 4\)"),
-        ({"A": jnp.zeros((4, 1))}, ValueError, r"A has shape \(4, 1\), expected \[heads\] = \(4\)"),
+        ({"A": jnp.zeros((4, 1))}, ValueError, r"A has shape \(4, 1\); expected \[heads\] = \(4\)"),
         (
             {"B": jnp.zeros((2, 8, 3, 5)), "C": jnp.zeros((2, 8, 3, 5))},
             ValueError,
-            r"B has 3 groups, expected a divisor of 4",
+            r"B has 3 groups; expected a divisor of 4",
         ),
         ({"C": jnp.zeros((2, 8, 2, 6))}, ValueError, r"C has shape .* = \(2, 8, 2, 5\)"),
         (
             {"x": jnp.zeros((2, 8, 4, 3), jnp.int32)},
             TypeError,
-            r"x has dtype int32, expected float",
+            r"x has dtype int32; expected float",
         ),
-        ({"x": [1.0]}, TypeError, r"x is a list, expected an array"),
+        ({"x": [1.0]}, TypeError, r"x is a list; expected an array"),
         (
             {"B": jnp.zeros((2, 8, 2, 5), jnp.bfloat16)},
             TypeError,
@@ -44,18 +44,18 @@ def _ssd(**changes):
         (
             {"initial_state": jnp.zeros((2, 4, 3, 5), jnp.bfloat16)},
             TypeError,
-            r"initial_state has dtype bfloat16, expected float32",
+            r"initial_state has dtype bfloat16; expected float32",
         ),
         ({"lengths": jnp.zeros(3, jnp.int32)}, ValueError, r"lengths has shape \(3,\)"),
-        ({"lengths": jnp.zeros(2)}, TypeError, r"lengths has dtype float32, expected int32"),
+        ({"lengths": jnp.zeros(2)}, TypeError, r"lengths has dtype float32; expected int32"),
         (
             {"capture_offsets": jnp.zeros(2, jnp.int32)},
             ValueError,
-            r"capture_offsets has shape \(2,\), expected \[batch slots\] = \(2, \?\)",
+            r"capture_offsets has shape \(2,\); expected \[batch slots\] = \(2, \?\)",
         ),
-        ({"chunk": 0}, ValueError, r"chunk is 0, expected a positive int"),
-        ({"chunk": 256}, ValueError, r"chunk is 256, expected at most 128"),
-        ({"implementation": "cuda"}, ValueError, r"implementation is 'cuda', expected one of auto"),
+        ({"chunk": 0}, ValueError, r"chunk is 0; expected a positive int"),
+        ({"chunk": 256}, ValueError, r"chunk is 256; expected at most 128"),
+        ({"implementation": "cuda"}, ValueError, r"implementation is 'cuda'; expected one of auto"),
     ],
 )
 def test_ssd_scan(changes, error, message) -> None:
@@ -82,12 +82,12 @@ def test_ssd_step() -> None:
         (
             {"bias": jnp.zeros(5)},
             ValueError,
-            r"bias has shape \(5,\), expected \[channels\] = \(6\)",
+            r"bias has shape \(5,\); expected \[channels\] = \(6\)",
         ),
         ({"initial_state": jnp.zeros((2, 4, 6))}, ValueError, r"initial_state has shape"),
         ({"start": jnp.zeros((2, 1), jnp.int32)}, ValueError, r"start has shape \(2, 1\)"),
         ({"implementation": "pallas"}, ValueError, r"implementation 'pallas' does not exist"),
-        ({"activation": "relu"}, ValueError, r"activation is 'relu', expected None or 'silu'"),
+        ({"activation": "relu"}, ValueError, r"activation is 'relu'; expected None or 'silu'"),
     ],
 )
 def test_causal_conv(changes, error, message) -> None:

@@ -156,7 +156,7 @@ def test_bfloat16_inputs_keep_a_float32_state(implementation) -> None:
         ({"k": jnp.zeros((1, 4, 2, 8), jnp.bfloat16)}, TypeError, "expected one dtype for q, k, v"),
         ({"v": jnp.zeros((1, 4, 3, 4))}, ValueError, "g has shape"),
         ({"q": jnp.zeros((1, 4, 2, 9))}, ValueError, "k has shape"),
-        ({"chunk": 24}, ValueError, "chunk is 24, expected one of"),
+        ({"chunk": 24}, ValueError, "chunk is 24; expected one of"),
         ({"implementation": "cuda"}, ValueError, "implementation is 'cuda'"),
     ],
 )
@@ -171,5 +171,5 @@ def test_key_heads_have_to_divide_heads() -> None:
     rows = {name: jnp.asarray(value) for name, value in _inputs(4, -0.1, 0.5).items()}
     del rows["state"]
     three = {name: jnp.zeros((1, 4, 3, 8)) for name in ("q", "k")}
-    with pytest.raises(ValueError, match="k has 3 heads, expected a divisor of v's 2"):
+    with pytest.raises(ValueError, match="k has 3 heads; expected a divisor of v's 2"):
         gated_delta_scan(**(rows | three))

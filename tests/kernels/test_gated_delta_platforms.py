@@ -107,7 +107,7 @@ def test_products_ask_for_their_precision(dtype, implementation) -> None:
             beta,
             initial_state=state,
             lengths=bounds.lengths_B,
-            capture_offsets=bounds.offsets_BK,
+            capture_offsets=bounds.offsets_BS,
             implementation=implementation,
         )
 

@@ -87,7 +87,7 @@ def test_a_step_is_a_scan_of_one(dtype) -> None:
         ({"log_a": jnp.zeros((1, 4, 3))}, ValueError, "log_a has shape"),
         ({"b": jnp.zeros((1, 4, 2), jnp.int32)}, TypeError, "b has dtype int32"),
         ({"initial_state": jnp.zeros((1, 3))}, ValueError, "initial_state has shape"),
-        ({"chunk": 0}, ValueError, "chunk is 0, expected a positive int"),
+        ({"chunk": 0}, ValueError, "chunk is 0; expected a positive int"),
         ({"implementation": "cuda"}, ValueError, "implementation is 'cuda'"),
     ],
 )

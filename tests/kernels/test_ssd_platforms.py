@@ -102,7 +102,7 @@ def test_products_ask_for_their_precision(dtype, implementation) -> None:
             C,
             initial_state=state,
             lengths=bounds.lengths_B,
-            capture_offsets=bounds.offsets_BK,
+            capture_offsets=bounds.offsets_BS,
             implementation=implementation,
         )
 
@@ -135,7 +135,7 @@ def test_tiles_fit_and_what_cannot_fit_is_an_error() -> None:
 
 def test_what_triton_cannot_hold_is_an_error() -> None:
     odd, wide = (1, 64, 2, 24, 1, 64), (1, 64, 2, 512, 1, 512)
-    with pytest.raises(ValueError, match=r"ssd_scan: head_dim is 24, expected a power of two"):
+    with pytest.raises(ValueError, match=r"ssd_scan: head_dim is 24; expected a power of two"):
         jax.eval_shape(_launch("cuda"), *_shapes(odd, jnp.float32, 1))
     with pytest.raises(ValueError, match=r"ssd_scan: a block needs \d+ bytes of shared memory"):
         jax.eval_shape(_launch("cuda"), *_shapes(wide, jnp.float32, 1))
