@@ -64,7 +64,9 @@ def texts():
     yield b"abcd", b"xbcda"
 
 
-@pytest.mark.parametrize(("text", "unseen"), texts(), ids=["source", "letters", "no_once", "short"])
+@pytest.mark.parametrize(
+    ("text", "unseen"), list(texts()), ids=["source", "letters", "no_once", "short"]
+)
 def test_probabilities_are_those_of_the_definition(text, unseen):
     oracle = KneserNey(text, ORDER)
     expected = [
