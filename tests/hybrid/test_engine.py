@@ -12,13 +12,10 @@ from planner.eviction import Budget
 from planner.placement import PlacementPolicy, parse_placement
 from planner.report import Reason
 from planner.schedule import MODES
+from tests.hybrid.common import tokens_of
 
 TILE, BLOCK, CAPACITY = 32, 8, 256
 EXACT_MODES = [mode for mode in MODES if mode != "naive"]
-
-
-def tokens_of(seed, length):
-    return np.random.default_rng(seed).integers(0, 256, length).astype(np.int32)
 
 
 STREAMS = np.stack([tokens_of(seed, CAPACITY) for seed in range(3)])

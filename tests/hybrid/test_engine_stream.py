@@ -6,12 +6,9 @@ import numpy as np
 import pytest
 
 from hybrid.decode import Continuation
+from tests.hybrid.common import tokens_of
 
 NEW = 40
-
-
-def tokens_of(seed, length):
-    return np.random.default_rng(seed).integers(0, 256, length).astype(np.int32)
 
 
 @pytest.fixture

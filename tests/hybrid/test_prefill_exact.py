@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from hybrid.state import KVState, RecurrentState
 from planner.schedule import Chunk, Schedule
+from tests.hybrid.common import assert_same_bits
 
 CAPACITY, TILE = 256, 32
 VARIANTS = [
@@ -46,23 +47,6 @@ def poisoned_workspace(runner):
 
 def poison(dtype):
     return 0x7FC0 if dtype == jnp.uint16 else np.nan  # 0x7FC0: the bits of a bf16 NaN
-
-
-def bits(x):
-    x = np.asarray(x)
-    return x.view({1: np.uint8, 2: np.uint16, 4: np.uint32}[x.dtype.itemsize])
-
-
-def assert_same_bits(found, expected, what):
-    for (path, a), (_, b) in zip(
-        jax.tree_util.tree_leaves_with_path(found),
-        jax.tree_util.tree_leaves_with_path(expected),
-        strict=True,
-    ):
-        assert np.isfinite(np.asarray(b, np.float32)).all() or b.dtype == np.uint16, f"{what}: NaN"
-        np.testing.assert_array_equal(
-            bits(a), bits(b), err_msg=f"{what}{jax.tree_util.keystr(path)}"
-        )
 
 
 @functools.cache
@@ -106,9 +90,9 @@ def _poison_from(buffer, row):
     return jax.device_put(rows)
 
 
-def check_warm_equals_cold(runner, tokens, cold_ends, warm_ends, restore_tile, grid_captures):
+def check_warm_equals_cold(runner, tokens, cold_ends, warm_ends, restore_tile, grid_tiles):
     total = len(tokens)
-    grid = [p for p in grid_captures if p <= total]
+    grid = [tile * TILE for tile in grid_tiles if tile * TILE <= total]
     cold = run(runner, tokens, schedule(total, cold_ends, grid))
     assert sorted(cold["snapshots"]) == sorted(set(grid))
     rechunked = run(runner, tokens, schedule(total, warm_ends, grid))
@@ -136,37 +120,24 @@ cuts = st.lists(st.integers(1, CAPACITY), max_size=5)
 tiles = st.integers(1, CAPACITY // TILE)
 
 
+drawn = given(
+    tokens=prompts, cold_ends=cuts, warm_ends=cuts, restore_tile=tiles, grid_tiles=st.sets(tiles)
+)
+
+
 @pytest.mark.parametrize(("dtype", "implementation"), VARIANTS)
 @settings(max_examples=12)
-@given(tokens=prompts, cold_ends=cuts, warm_ends=cuts, restore_tile=tiles, marks=st.sets(tiles))
-def test_warm_equals_cold(
-    make_runner, dtype, implementation, tokens, cold_ends, warm_ends, restore_tile, marks
-):
-    check_warm_equals_cold(
-        make_runner(dtype, implementation),
-        tokens,
-        cold_ends,
-        warm_ends,
-        restore_tile,
-        [tile * TILE for tile in marks],
-    )
+@drawn
+def test_warm_equals_cold(make_runner, dtype, implementation, **example):
+    check_warm_equals_cold(make_runner(dtype, implementation), **example)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "implementation"), VARIANTS)
 @settings(max_examples=150)
-@given(tokens=prompts, cold_ends=cuts, warm_ends=cuts, restore_tile=tiles, marks=st.sets(tiles))
-def test_warm_equals_cold_at_length(
-    make_runner, dtype, implementation, tokens, cold_ends, warm_ends, restore_tile, marks
-):
-    check_warm_equals_cold(
-        make_runner(dtype, implementation),
-        tokens,
-        cold_ends,
-        warm_ends,
-        restore_tile,
-        [tile * TILE for tile in marks],
-    )
+@drawn
+def test_warm_equals_cold_at_length(make_runner, dtype, implementation, **example):
+    check_warm_equals_cold(make_runner(dtype, implementation), **example)
 
 
 @pytest.mark.parametrize("suffix", [1, 2, 3])
@@ -174,7 +145,7 @@ def test_warm_equals_cold_at_length(
 def test_convolution_state_is_restored(make_runner, dtype, suffix):
     """Suffixes shorter than the convolution's reach still see its restored inputs."""
     tokens = np.random.default_rng(suffix).integers(0, 256, 2 * TILE + suffix)
-    check_warm_equals_cold(make_runner(dtype), tokens, [], [], 2, [2 * TILE])
+    check_warm_equals_cold(make_runner(dtype), tokens, [], [], 2, [2])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
