@@ -8,7 +8,8 @@ from experiments.errors import as_user_error
 
 if TYPE_CHECKING:
     from hybrid.config import Compute, HybridConfig
-    from hybrid.runner import ModelRunner, RunnerConfig
+    from hybrid.runner import ModelRunner
+    from hybrid.runner_config import RunnerConfig
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from hybrid.checkpoint import load_pretrained
 from hybrid.config import Compute, HybridConfig
 from hybrid.engine import Completion, Engine
 from hybrid.presets import preset
-from hybrid.runner import ModelRunner, RunnerConfig
+from hybrid.runner import ModelRunner
+from hybrid.runner_config import RunnerConfig
 
 __all__ = [
     "Completion",

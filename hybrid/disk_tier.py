@@ -5,7 +5,6 @@ handed to that thread, so that the next one does not repeat its blocks; who want
 it is on disk waits for it. If it fails, it is forgotten, and so is what builds on it.
 """
 
-import dataclasses
 import logging
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,61 +12,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import jax
 import numpy as np
 
+from hybrid.disk_results import DiskMatch, DiskStats
 from hybrid.fingerprint import Fingerprint, fingerprint
-from hybrid.manifest import Manifest, PositionEntry, SaveError, save_family
-from hybrid.prefix_cache import ReadRows, Rows
+from hybrid.manifest import Manifest, PositionEntry, SaveError, family_of, save_family
+from hybrid.prefix_cache import ReadRows
 from hybrid.prefix_digests import block_digests, digest_keys, prefix_digests
-from hybrid.runner import ModelRunner, Snapshot
+from hybrid.runner import ModelRunner
 from hybrid.snapshots import Save, SnapshotStore
-from hybrid.state import KVState, tree_bytes
+from hybrid.state import Rows, Snapshot, kv_only, tree_bytes
 from planner.index_results import AttachStatus
 from planner.prefix_index import PrefixIndex
 from planner.report import Reason
 
 _log = logging.getLogger(__name__)
 MAX_PENDING_BYTES = 1 << 30
-
-
-@dataclasses.dataclass
-class DiskStats:
-    """What has happened on the disk, ever since the tier was opened.
-
-    Args:
-        saves, saved_bytes: written and visible.
-        skipped_saves: not written: no room, no permission, or too many waiting.
-        restores: snapshots read back.
-        unusable_saves: found but not used, by reason.
-    """
-
-    saves: int = 0
-    saved_bytes: int = 0
-    skipped_saves: int = 0
-    restores: int = 0
-    unusable_saves: dict[str, int] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class DiskMatch:
-    """What the disk offers for a prompt.
-
-    Args:
-        matched: block-floored longest prefix that saves hold, tokens.
-        restored: position of `states`, 0 if the disk has nothing deeper than was asked for.
-        exact: whether they are exact.
-        reason: why it is not more; None where the disk knows of nothing in the way.
-        states: the snapshot, on the host.
-        rows: keys and values of the blocks from `base` up to `restored`; None where the caller
-            holds them all.
-        base: position of their first row.
-    """
-
-    matched: int
-    restored: int = 0
-    exact: bool = True
-    reason: Reason | None = None
-    states: Snapshot | None = None
-    rows: Rows | None = None
-    base: int = 0
 
 
 class DiskTier:
@@ -361,15 +319,11 @@ class DiskTier:
 
     def _row_shapes(self, manifest: Manifest) -> Rows:
         num_rows = len(manifest.digests) * self._block_size
-        return tuple(
-            jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct(
-                    (*leaf.shape[:2], num_rows, *leaf.shape[3:]), leaf.dtype
-                ),
-                state,
-            )
-            for state in self._runner.state_shapes
-            if isinstance(state, KVState)
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(
+                (*leaf.shape[:2], num_rows, *leaf.shape[3:]), leaf.dtype
+            ),
+            kv_only(self._runner.state_shapes),
         )
 
     def _join(self, homes: list[tuple[bool, str, int]], kv: Mapping[str, Rows]) -> Rows:
@@ -394,4 +348,4 @@ class DiskTier:
         for name in zip(positions, prefix_digests(prompt, positions), strict=True):
             if name in self._unusable:
                 return self._unusable[name]
-        return self._unusable_families.get(digests[0].hex()[:16]) if digests else None
+        return self._unusable_families.get(family_of(digests[0])) if digests else None

@@ -22,10 +22,10 @@ from hybrid.decode import Continuation, sample
 from hybrid.disk_tier import DiskTier
 from hybrid.memory import MemoryEstimate, check_memory
 from hybrid.prefill import Workspace
-from hybrid.prefix_cache import PrefixCache, Rows, WorkingBuffer
-from hybrid.runner import ModelRunner, PrefillResult, Snapshot
+from hybrid.prefix_cache import PrefixCache, WorkingBuffer
+from hybrid.runner import ModelRunner, PrefillResult
 from hybrid.snapshots import OrbaxSnapshotStore
-from hybrid.state import tree_bytes
+from hybrid.state import Rows, Snapshot, tree_bytes
 from planner.eviction import Budget, EvictionPolicy
 from planner.placement import PlacementPolicy
 from planner.report import RequestReport
@@ -241,7 +241,7 @@ class Engine:
 
     def _locate(
         self, prompt: np.ndarray, admission: Admission, reuse: bool
-    ) -> tuple[Admission, "_Source"]:
+    ) -> tuple[Admission, _Source]:
         """Where the states and rows to restore are: in memory, or deeper on disk."""
         agreed, shapes = self._buffer.agreement(prompt), self.runner.shapes
         grid = shapes.tile if shapes.grid == "tile" else shapes.block_size
@@ -278,9 +278,7 @@ class Engine:
         """Rows can be read from the tiers and loaded from multiples of this on."""
         return math.lcm(self.runner.copy_rows, self.runner.shapes.block_size)
 
-    def _prefill(
-        self, prompt: np.ndarray, admission: Admission, source: "_Source"
-    ) -> PrefillResult:
+    def _prefill(self, prompt: np.ndarray, admission: Admission, source: _Source) -> PrefillResult:
         """Restore and run the schedule."""
         workspace = self._buffer.take()
         snapshot: Snapshot | None = None
@@ -300,7 +298,7 @@ class Engine:
         self,
         prompt: np.ndarray,
         admission: Admission,
-        source: "_Source",
+        source: _Source,
         result: PrefillResult,
         workspace: Workspace,
     ) -> Outcome:

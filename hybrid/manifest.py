@@ -137,8 +137,13 @@ def _entries(arrays: Mapping[str, Any]) -> dict[str, ArrayEntry]:
     }
 
 
+def family_of(first_block: bytes) -> str:
+    """What names of saves tell of a prompt's first block: the start of its digest."""
+    return first_block.hex()[:FAMILY_CHARS]
+
+
 def save_family(name: str) -> str:
-    """What a save's name tells of the prompt's first block: its digest's first 16 characters."""
+    """`family_of` the prompt, read from a save's name."""
     return name.rpartition("-")[2]
 
 

@@ -11,16 +11,13 @@ import jax
 import numpy as np
 
 from hybrid.prefill import Workspace
-from hybrid.runner import ModelRunner, Snapshot
-from hybrid.state import KVState, tree_bytes
+from hybrid.runner import ModelRunner
+from hybrid.state import Rows, Snapshot, kv_only, tree_bytes
 from planner.eviction import Budget, EvictionPolicy
 from planner.index_results import AttachStatus
 from planner.interner import BlockInterner
 from planner.prefix_index import PrefixIndex
 from planner.session import CacheSession, Outcome, Scheduling
-
-Rows = tuple[KVState, ...]
-"""Host keys and values, [batch, kv_heads, positions, head_dim] an attention part."""
 
 ReadRows = Callable[[int, int], Rows]
 """Copies the rows of positions start..end to the host."""
@@ -44,7 +41,7 @@ class PrefixCache:
         eviction: EvictionPolicy | None,
     ) -> None:
         shapes = runner.shapes
-        kv_bytes = tree_bytes([s for s in runner.state_shapes if isinstance(s, KVState)])
+        kv_bytes = tree_bytes(kv_only(runner.state_shapes))
         self.block_size = shapes.block_size
         self.index = PrefixIndex(
             shapes.block_size,

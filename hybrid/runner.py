@@ -8,7 +8,7 @@ what to restore, what to run and what to keep.
 import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -17,78 +17,28 @@ import numpy as np
 from flax import nnx
 
 from hybrid.config import Compute, HybridConfig
+from hybrid.copies import load_rows, padded_rows, read_rows, take_slot
 from hybrid.decode import decode_steps
 from hybrid.memory import check_memory, workspace_estimate
 from hybrid.model import HybridModel
+from hybrid.passes import calls_of, check_captures
 from hybrid.prefill import UNUSED, Workspace, prefill_pass
 from hybrid.presets import preset
+from hybrid.runner_config import RunnerConfig
 from hybrid.state import (
-    FixedState,
-    KVState,
+    Rows,
+    Snapshot,
     check_states,
+    kv_only,
     recurrent_only,
     state_shapes,
+    with_kv,
+    with_recurrent,
     zeros,
 )
 from hybrid.trained import load_trained, trained_names
+from planner.checks import check_int
 from planner.schedule import Schedule
-
-Snapshot = tuple[FixedState, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class RunnerConfig:
-    """Shapes of the compiled programs.
-
-    Args:
-        capacity: tokens of prompt and continuation that fit; rounded up to the tile and to the
-            attention's key tile.
-        tile: rows a tile; a multiple of `block_size`.
-        block_size: tokens a block, the unit of KV reuse.
-        grid: "tile" keeps captures on tile boundaries (exact); "block" also takes them inside tiles
-            (inexact restores).
-        capture_slots: captures a pass can hold; a pass with more is run as several.
-        kept_rows: rows of the last layer's output that stay readable; None keeps one tile, tests
-            keep them all.
-        decode_steps: the most tokens one decode call draws.
-        batch: sequences that run together.
-    """
-
-    capacity: int
-    tile: int = 128
-    block_size: int = 16
-    grid: str = "tile"
-    capture_slots: int = 16
-    kept_rows: int | None = None
-    decode_steps: int = 32
-    batch: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("capacity", "tile", "block_size", "capture_slots", "decode_steps", "batch"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(
-                    f"RunnerConfig.{name} is {value!r}; expected an integer of at least 1"
-                )
-        if self.tile % self.block_size:
-            raise ValueError(
-                f"RunnerConfig.tile is {self.tile}; expected a multiple of "
-                f"block_size = {self.block_size}"
-            )
-        if self.grid not in ("tile", "block"):
-            raise ValueError(f"RunnerConfig.grid is {self.grid!r}; expected 'tile' or 'block'")
-        kept = self.kept_rows
-        if kept is not None and (type(kept) is not int or kept < 1 or kept % self.tile):
-            raise ValueError(
-                f"RunnerConfig.kept_rows is {self.kept_rows}; expected a multiple of "
-                f"tile = {self.tile}"
-            )
-
-    @property
-    def tile_slots(self) -> int:
-        """The most captures that fall into one tile: its end, or every block in it, a chunk end off
-        the grid and the pass's end."""
-        return 1 if self.grid == "tile" else self.tile // self.block_size + 2
 
 
 class PrefillResult(NamedTuple):
@@ -165,9 +115,9 @@ class ModelRunner:
             functools.partial(decode_steps, self.graphdef, max_steps=shapes.decode_steps),
             donate=(1,),
         )
-        self._take_slot = self._program("take_slot", _take_slot)
-        self._load_rows = self._program("load_rows", _load_rows, donate=(0,))
-        self._read_rows = self._program("read_rows", functools.partial(_read_rows, self.copy_rows))
+        self._take_slot = self._program("take_slot", take_slot)
+        self._load_rows = self._program("load_rows", load_rows, donate=(0,))
+        self._read_rows = self._program("read_rows", functools.partial(read_rows, self.copy_rows))
 
     @classmethod
     def from_preset(
@@ -306,15 +256,15 @@ class ModelRunner:
                 lambda x: jnp.array(x, copy=True), jax.device_put(snapshot, self.device)
             )
             workspace = dataclasses.replace(
-                workspace, states=_with_recurrent(workspace.states, placed)
+                workspace, states=with_recurrent(workspace.states, placed)
             )
         tile, position = self.shapes.tile, restored
         result_snapshots: dict[int, Snapshot] = {}
         logits, end_state, passes, computed = None, None, 0, 0
-        for start, end, captures in self._passes(schedule):
+        for start, end, captures in calls_of(schedule, self.shapes.capture_slots):
             last = end == schedule.total
             wanted = sorted({*captures, end} if last else set(captures))
-            self._check_density(wanted, position)
+            check_captures(self.shapes, wanted, position)
             padded = np.full(self.shapes.capture_slots + 1, UNUSED, np.int32)
             padded[: len(wanted)] = wanted
             position_, end_, padded_ = jax.device_put(
@@ -334,36 +284,6 @@ class ModelRunner:
         if logits is None or end_state is None:
             raise ValueError("the schedule has no pass that reaches the prompt's end")
         return PrefillResult(logits, result_snapshots, end_state, passes, computed, workspace)
-
-    def _passes(self, schedule: Schedule) -> list[tuple[int, int, tuple[int, ...]]]:
-        """All passes in order with their captures, cut again where one holds more than the slots
-        can."""
-        slots = self.shapes.capture_slots
-        runs = []
-        for chunk in schedule.chunks:
-            for start, end in chunk.passes:
-                captures = [p for p in chunk.captures if start < p <= end]
-                while len(captures) > slots:
-                    cut = captures[slots - 1]
-                    runs.append((start, cut, tuple(captures[:slots])))
-                    start, captures = cut, captures[slots:]
-                if start < end:
-                    runs.append((start, end, tuple(captures)))
-        return runs
-
-    def _check_density(self, wanted: Sequence[int], position: int) -> None:
-        per_tile = collections.Counter((p - 1) // self.shapes.tile for p in wanted)
-        tile, most = max(per_tile.items(), key=lambda item: item[1], default=(0, 0))
-        if most > self.shapes.tile_slots:
-            raise ValueError(
-                f"{most} captures fall into the tile at {tile * self.shapes.tile} but the runner's "
-                f"grid {self.shapes.grid!r} holds {self.shapes.tile_slots}; expected grid 'block' "
-                "for positions off the tile grid"
-            )
-        if any(p <= position for p in wanted):
-            raise ValueError(
-                f"captures {list(wanted)} expected above the carried position {position}"
-            )
 
     def decode(
         self,
@@ -390,15 +310,16 @@ class ModelRunner:
             keys and values from `position` on are decode's.
 
         Raises:
-            ValueError: prompt and new tokens exceed the capacity.
+            ValueError: no step, or prompt and new tokens exceed the capacity.
         """
+        check_int("steps", steps, 1)
         if position + steps > self.shapes.capacity:
             raise ValueError(
-                f"{position} prompt tokens and {steps} new ones exceed the capacity "
-                f"{self.shapes.capacity}"
+                f"{position} prompt tokens and {steps} new ones make {position + steps}; expected "
+                f"at most the capacity, {self.shapes.capacity}"
             )
         workspace, logits = result.workspace, result.logits
-        states = _with_recurrent(workspace.states, result.end_state)
+        states = with_recurrent(workspace.states, result.end_state)
         key = jax.device_put(jax.random.key(seed), self.device)
         temperature_ = jax.device_put(np.float32(temperature))
         drawn: list[np.ndarray] = []
@@ -414,14 +335,21 @@ class ModelRunner:
         workspace = dataclasses.replace(workspace, states=states)
         return np.concatenate(drawn, axis=1), workspace
 
-    def read_rows(self, workspace: Workspace, start: int, end: int) -> tuple[KVState, ...]:
-        """Copy keys and values of positions start..end to the host: [batch, kv_heads, end - start,
-        head_dim] a part."""
+    def read_rows(self, workspace: Workspace, start: int, end: int) -> Rows:
+        """Copy keys and values of positions start..end to the host.
+
+        Args:
+            workspace: to read from; stays.
+            start, end: positions, within the capacity.
+
+        Returns:
+            Host arrays [batch, kv_heads, end - start, head_dim] a part.
+        """
         pieces = []
         at = start
         while at < end:
             base = min(at, self.shapes.capacity - self.copy_rows)
-            rows = self._read_rows(_kv_only(workspace.states), jax.device_put(np.int32(base)))
+            rows = self._read_rows(kv_only(workspace.states), jax.device_put(np.int32(base)))
             stop = min(end, base + self.copy_rows)
             pieces.append(
                 jax.tree.map(lambda x, a=at - base, b=stop - base: np.asarray(x)[:, :, a:b], rows)
@@ -429,59 +357,27 @@ class ModelRunner:
             at = stop
         return jax.tree.map(lambda *parts: np.concatenate(parts, axis=2), *pieces)
 
-    def load_rows(
-        self, workspace: Workspace, rows: tuple[KVState, ...], start: int = 0
-    ) -> Workspace:
-        """Copy host keys and values [batch, kv_heads, n, head_dim] a part into positions
-        start..start + n; donates the workspace."""
+    def load_rows(self, workspace: Workspace, rows: Rows, start: int = 0) -> Workspace:
+        """Copy keys and values from the host into positions start..start + n.
+
+        Args:
+            workspace: donated.
+            rows: host arrays [batch, kv_heads, n, head_dim] a part.
+            start: a multiple of `copy_rows`.
+
+        Returns:
+            The workspace.
+
+        Raises:
+            ValueError: a start off `copy_rows`.
+        """
         count = jax.tree.leaves(rows)[0].shape[2] if rows else 0
         if start % self.copy_rows:
             raise ValueError(f"start is {start}; expected a multiple of {self.copy_rows}")
         states = workspace.states
         for at in range(0, count, self.copy_rows):
-            piece = jax.tree.map(lambda x, at=at: _pad_rows(x[:, :, at:], self.copy_rows), rows)
+            piece = padded_rows(rows, at, self.copy_rows)
             placed = jax.device_put((piece, np.int32(start + at)), self.device)
-            kv = self._load_rows(_kv_only(states), *placed)
-            states = _with_kv(states, kv)
+            kv = self._load_rows(kv_only(states), *placed)
+            states = with_kv(states, kv)
         return dataclasses.replace(workspace, states=states)
-
-
-def _pad_rows(x: np.ndarray, rows: int) -> np.ndarray:
-    x = x[:, :, :rows]
-    return np.pad(x, ((0, 0), (0, 0), (0, rows - x.shape[2]), (0, 0)))
-
-
-def _kv_only(states: Any) -> tuple[KVState, ...]:
-    return tuple(state for state in states if isinstance(state, KVState))
-
-
-def _with_recurrent(states: Any, recurrent: Snapshot) -> Any:
-    pending = iter(recurrent)
-    return tuple(next(pending) if isinstance(s, FixedState) else s for s in states)
-
-
-def _with_kv(states: Any, kv: tuple[KVState, ...]) -> Any:
-    pending = iter(kv)
-    return tuple(next(pending) if isinstance(s, KVState) else s for s in states)
-
-
-def _take_slot(captured: Snapshot, slot: jax.Array) -> Snapshot:
-    return jax.tree.map(
-        lambda x: jax.lax.dynamic_index_in_dim(x, slot, axis=1, keepdims=False), captured
-    )
-
-
-def _load_rows(
-    kv: tuple[KVState, ...], rows: tuple[KVState, ...], start: jax.Array
-) -> tuple[KVState, ...]:
-    return jax.tree.map(
-        lambda buffer, new: jax.lax.dynamic_update_slice_in_dim(buffer, new, start, axis=2),
-        kv,
-        rows,
-    )
-
-
-def _read_rows(count: int, kv: tuple[KVState, ...], start: jax.Array) -> tuple[KVState, ...]:
-    return jax.tree.map(
-        lambda buffer: jax.lax.dynamic_slice_in_dim(buffer, start, count, axis=2), kv
-    )

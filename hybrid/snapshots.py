@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from hybrid.manifest import FAMILY_CHARS, ArrayEntry, Manifest, SaveError
+from hybrid.manifest import ArrayEntry, Manifest, SaveError, family_of
 from planner.report import Reason
 
 _MARGIN_BYTES = 1 << 20  # left free on the disk beside what a save needs
@@ -139,7 +139,7 @@ class OrbaxSnapshotStore:
     def new_name(self, first_block: bytes) -> str:
         """Writer, number, and the start of the digest."""
         self._count += 1
-        return f"{self._writer}-{self._count:06d}-{first_block.hex()[:FAMILY_CHARS]}"
+        return f"{self._writer}-{self._count:06d}-{family_of(first_block)}"
 
     def put(self, save: Save) -> Manifest:
         """Write the arrays, then the manifest."""

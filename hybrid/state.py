@@ -72,6 +72,11 @@ FixedState = RecurrentState | ConvState
 """States of one size at every position; a snapshot is a copy of all of them."""
 State = FixedState | KVState
 States = tuple[State, ...]
+"""Of a model's stateful parts, in the order in which they run."""
+Snapshot = tuple[FixedState, ...]
+"""What is stored of a model at one position: the fixed-size states alone."""
+Rows = tuple[KVState, ...]
+"""Keys and values of some positions, [batch, kv_heads, positions, head_dim] an attention part."""
 
 
 def storage_dtype(dtype: str) -> Any:
@@ -120,7 +125,17 @@ def part_state_shape(
 
 
 def state_shapes(config: HybridConfig, compute: Compute, batch: int, capacity: int) -> States:
-    """Shapes and dtypes of all states of a model, in the order of its stateful parts."""
+    """Shapes and dtypes of all states of a model, in the order of its stateful parts.
+
+    Args:
+        config: the architecture.
+        compute: dtypes.
+        batch: sequences.
+        capacity: positions of keys and values.
+
+    Returns:
+        States whose leaves are `jax.ShapeDtypeStruct`.
+    """
     shapes = (
         part_state_shape(part, compute, batch, capacity, config.hidden_size)
         for part in config.parts()
@@ -133,9 +148,26 @@ def zeros(shapes: Any) -> Any:
     return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
 
-def recurrent_only(states: States) -> tuple[FixedState, ...]:
+def recurrent_only(states: States) -> Snapshot:
     """The states that a snapshot holds."""
     return tuple(state for state in states if isinstance(state, FixedState))
+
+
+def kv_only(states: States) -> Rows:
+    """The keys and values."""
+    return tuple(state for state in states if isinstance(state, KVState))
+
+
+def with_recurrent(states: States, snapshot: Snapshot) -> States:
+    """The states with a snapshot's in place of those of fixed size."""
+    pending = iter(snapshot)
+    return tuple(next(pending) if isinstance(s, FixedState) else s for s in states)
+
+
+def with_kv(states: States, rows: Rows) -> States:
+    """The states with other keys and values."""
+    pending = iter(rows)
+    return tuple(next(pending) if isinstance(s, KVState) else s for s in states)
 
 
 def tree_bytes(tree: Any) -> int:
@@ -153,7 +185,7 @@ def snapshot_bytes(config: HybridConfig, compute: Compute) -> int:
 def kv_bytes_per_token(config: HybridConfig, compute: Compute) -> int:
     """Bytes of keys and values that one position of one sequence needs."""
     shapes = state_shapes(config, compute, 1, 1)
-    return tree_bytes(tuple(state for state in shapes if isinstance(state, KVState)))
+    return tree_bytes(kv_only(shapes))
 
 
 def check_states(states: Any, expected: Any, where: str) -> None:

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from hybrid.config import Compute, GatedDeltaSpec, NormSpec
 from hybrid.layers.conv import CausalConv
+from hybrid.layers.decay import initial_decay
 from hybrid.layers.linear import Linear, RMSNorm
 from hybrid.layers.part import Part, PartResult, Tile
 from hybrid.state import RecurrentState, State
@@ -35,16 +36,7 @@ class GatedDelta(Part):
         self.conv = CausalConv(
             spec.conv_width, spec.conv_dim, "silu", compute, rngs, use_bias=False
         )
-        # Decay rates stay fp32: they decide how much of the prompt a state remembers.
-        self.A_log = nnx.Param(
-            jnp.log(jax.random.uniform(rngs.params(), (heads,), jnp.float32, 1.0, 16.0))
-        )
-        dt = jnp.exp(
-            jax.random.uniform(
-                rngs.params(), (heads,), jnp.float32, float(np.log(1e-3)), float(np.log(1e-1))
-            )
-        )
-        self.dt_bias = nnx.Param(dt + jnp.log(-jnp.expm1(-dt)))
+        self.A_log, self.dt_bias = initial_decay(heads, rngs)
         self.norm = RMSNorm(spec.value_dim, NormSpec(spec.norm_eps), compute)
         self.spec = spec
         self.compute = compute

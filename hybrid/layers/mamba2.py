@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from hybrid.config import Compute, Mamba2Spec, NormSpec
 from hybrid.layers.conv import CausalConv
+from hybrid.layers.decay import initial_decay
 from hybrid.layers.linear import Linear, RMSNorm, constant
 from hybrid.layers.part import Part, PartResult, Tile
 from hybrid.state import RecurrentState, State
@@ -33,17 +34,7 @@ class Mamba2(Part):
         self.conv = CausalConv(
             spec.conv_width, spec.conv_dim, "silu", compute, rngs, use_bias=spec.conv_bias
         )
-        # Decay rates and step sizes stay fp32: they decide how much of the prompt a state
-        # remembers.
-        self.A_log = nnx.Param(
-            jnp.log(jax.random.uniform(rngs.params(), (heads,), jnp.float32, 1.0, 16.0))
-        )
-        dt = jnp.exp(
-            jax.random.uniform(
-                rngs.params(), (heads,), jnp.float32, float(np.log(1e-3)), float(np.log(1e-1))
-            )
-        )
-        self.dt_bias = nnx.Param(dt + jnp.log(-jnp.expm1(-dt)))
+        self.A_log, self.dt_bias = initial_decay(heads, rngs)
         self.D = nnx.Param(jnp.ones((heads,), jnp.float32))
         self.norm = (
             None

@@ -9,7 +9,9 @@ import pytest
 from hybrid.config import Compute
 from hybrid.engine import Engine
 from hybrid.presets import preset
-from hybrid.runner import ModelRunner, RunnerConfig
+from hybrid.runner import ModelRunner
+from hybrid.runner_config import RunnerConfig
+from tests.hybrid.common import assert_same_bits
 
 CAPACITY, TILE, BLOCK = 256, 32, 8
 
@@ -52,11 +54,6 @@ class ObservedEngine(Engine):
         return result
 
 
-def _bits(x):
-    x = np.asarray(x)
-    return x.view({1: np.uint8, 2: np.uint16, 4: np.uint32}[x.dtype.itemsize])
-
-
 class Observer:
     """Engines on shared runners, and what they must agree on."""
 
@@ -75,27 +72,34 @@ class Observer:
                 self._cold[key] = tokens, engine.seen
         return self._cold[key]
 
-    def check_same_bits(self, found, expected, what):
-        for (path, a), (_, b) in zip(
-            jax.tree_util.tree_leaves_with_path(found),
-            jax.tree_util.tree_leaves_with_path(expected),
-            strict=True,
-        ):
-            where = f"{what}{jax.tree_util.keystr(path)}"
-            np.testing.assert_array_equal(_bits(a), _bits(b), err_msg=where)
-
     def check_exact(self, engine, completion, prompt, **draws):
         """The request computed what a cold one computes, bit for bit."""
         tokens, cold = self.cold(engine.runner, prompt, len(completion.tokens), **draws)
         np.testing.assert_array_equal(completion.tokens, tokens)
         for name in ("logits", "end", "kv"):
-            self.check_same_bits(engine.seen[name], cold[name], name)
+            assert_same_bits(engine.seen[name], cold[name], name)
         tile = engine.runner.shapes.tile
         for position, states in engine.seen["snapshots"].items():
             if position % tile == 0:
-                self.check_same_bits(states, cold["snapshots"][position], f"at {position}: ")
+                assert_same_bits(states, cold["snapshots"][position], f"at {position}: ")
 
 
 @pytest.fixture(scope="session")
 def observer():
     return Observer()
+
+
+@pytest.fixture
+def later(make_runner, observer, tmp_path):
+    """An engine of its own on the test's directory, as a later process has."""
+    engines = []
+
+    def build(directory=tmp_path, **options):
+        runner = options.pop("runner", None) or make_runner()
+        options = {"mode": "in_pass", "interval": 4, **options}
+        engines.append(observer.engine(runner, directory=directory, **options))
+        return engines[-1]
+
+    yield build
+    for engine in engines:
+        engine.close()

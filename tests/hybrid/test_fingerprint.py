@@ -13,7 +13,8 @@ from flax import nnx
 from hybrid.config import Compute
 from hybrid.fingerprint import Fingerprint, content_digest, fingerprint
 from hybrid.presets import preset
-from hybrid.runner import ModelRunner, RunnerConfig
+from hybrid.runner import ModelRunner
+from hybrid.runner_config import RunnerConfig
 
 SHAPES = RunnerConfig(capacity=64, tile=32, block_size=8)
 COMPUTE = Compute(implementation="xla", chunk=16, kv_tile=64)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hybrid.config import Compute
 from hybrid.memory import InsufficientMemoryError
 from hybrid.presets import preset
-from hybrid.runner import ModelRunner, RunnerConfig
+from hybrid.runner import ModelRunner
+from hybrid.runner_config import RunnerConfig
 from planner.schedule import Chunk, Schedule, plan_prefill
 
 TILE, BLOCK = 32, 8

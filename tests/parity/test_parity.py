@@ -17,7 +17,8 @@ from flax import nnx
 
 from hybrid import Engine, load_pretrained
 from hybrid.config import Compute
-from hybrid.runner import ModelRunner, RunnerConfig
+from hybrid.runner import ModelRunner
+from hybrid.runner_config import RunnerConfig
 from hybrid.state import KVState
 from planner.schedule import Chunk, Schedule
 
