@@ -112,7 +112,7 @@ class PrefixIndex(Holdings):
         if exact and path and path[-1].num_exact < at - path[-1].start:
             usable = next((n.start + n.num_exact for n in reversed(path) if n.num_exact), 0)
         matched = usable * self.block_size
-        snapshot = _deepest(path, matched, exact)
+        snapshot = radix_tree.deepest(path, matched, exact)
         reason = self._reason(keys, cap, path, at, matched, snapshot)
         if touch:
             self._tick(now)
@@ -150,7 +150,7 @@ class PrefixIndex(Holdings):
             node.last_use = now
             node.hits += 1
         last = path[-1] if path else self.root
-        upgraded = _upgrade(path) if exact else ()
+        upgraded = radix_tree.upgrade(path) if exact else ()
         self._guarded = last
         self.policy.discard(last)
         fit = self._room_for_blocks(len(keys) - at, evicted)
@@ -356,7 +356,7 @@ class PrefixIndex(Holdings):
         if cap * self.block_size < grid:
             return Reason.TOO_SHORT
         if restored < goal:
-            inexact = _deepest(path, held, exact=False)
+            inexact = radix_tree.deepest(path, held, exact=False)
             if inexact is not None and inexact.position > restored:
                 return Reason.INEXACT_ONLY
             if path_evicted or any(restored < p <= matched for n in path for p in n.lost):
@@ -369,25 +369,6 @@ class PrefixIndex(Holdings):
         if goal:
             return Reason.HIT
         return Reason.TOO_SHORT if matched else Reason.COLD
-
-
-def _deepest(path: list[Node], limit: int, exact: bool) -> Snapshot | None:
-    """The deepest snapshot on a path at or below a position."""
-    for node in reversed(path):
-        for snapshot in reversed(node.snapshots):
-            if snapshot.position <= limit and (snapshot.exact or not exact):
-                return snapshot
-    return None
-
-
-def _upgrade(path: list[Node]) -> tuple[tuple[int, np.ndarray], ...]:
-    """Mark all blocks of a path exact; which were not."""
-    upgraded = []
-    for node in path:
-        if node.num_exact < len(node.keys):
-            upgraded.append((node.start + node.num_exact, node.ids[node.num_exact :]))
-            node.num_exact = len(node.keys)
-    return tuple(upgraded)
 
 
 def _as_keys(keys: np.ndarray) -> np.ndarray:

@@ -256,6 +256,38 @@ def walk(root: Node, keys: np.ndarray) -> tuple[list[Node], int]:
     return path, at
 
 
+def deepest(path: list[Node], limit: int, exact: bool) -> Snapshot | None:
+    """The deepest snapshot on a path at or below a position.
+
+    Args:
+        path: nodes from the top down.
+        limit: the position, tokens.
+        exact: whether only an exact one will do.
+    """
+    for node in reversed(path):
+        for snapshot in reversed(node.snapshots):
+            if snapshot.position <= limit and (snapshot.exact or not exact):
+                return snapshot
+    return None
+
+
+def upgrade(path: list[Node]) -> tuple[tuple[int, np.ndarray], ...]:
+    """Mark all blocks of a path exact.
+
+    Args:
+        path: nodes from the top down.
+
+    Returns:
+        (index of the first, ids) of each run of blocks that were not.
+    """
+    upgraded = []
+    for node in path:
+        if node.num_exact < len(node.keys):
+            upgraded.append((node.start + node.num_exact, node.ids[node.num_exact :]))
+            node.num_exact = len(node.keys)
+    return tuple(upgraded)
+
+
 def split(node: Node, at: int, block_size: int) -> Node:
     """Cut a node in two at block `at`; the lower part stays the object that it was.
 
