@@ -5,10 +5,12 @@ over a square of row and column numbers do the same.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import pallas as pl
 from jaxtyping import Array, Int32
 
 from kernels.decay import LogDecay, decay_so_far, split_log_decay
@@ -50,6 +52,38 @@ def capture_order(offsets_BS: Int32[Array, "B S"]) -> Int32[Array, "B entries"]:
     later = jnp.pad(later_BS, ((0, 0), (0, 1)), constant_values=NEVER)
     slots = jnp.argsort(later, axis=1).astype(jnp.int32)
     return jnp.concatenate([jnp.take_along_axis(later, slots, axis=1), slots], axis=1)
+
+
+def start_row(
+    shape: KernelShape, tile_axis: int, initial_ref: Any, final_ref: Any, captured_ref: Any
+) -> jax.Array | int:
+    """On a row's first tile, put its initial state where states rest and clear its captures.
+
+    Args:
+        shape: of the blocks.
+        tile_axis: axis of the grid that counts tiles.
+        initial_ref, final_ref: blocks [1, 1, ...] of states.
+        captured_ref: block [1, slots, 1, ...], or None.
+
+    Returns:
+        The tile's number.
+    """
+    tile = pl.program_id(tile_axis) if shape.num_tiles > 1 else 0
+
+    def start() -> None:
+        final_ref[0, 0] = initial_ref[0, 0]
+        if captured_ref is not None:
+
+            def clear(slot: jax.Array, _: None) -> None:
+                captured_ref[0, slot, 0] = jnp.zeros(captured_ref.shape[3:], jnp.float32)
+
+            lax.fori_loop(0, shape.slots, clear, None)
+
+    if shape.num_tiles > 1:
+        pl.when(tile == 0)(start)
+    else:
+        start()
+    return tile
 
 
 def square(size: int) -> tuple[jax.Array, jax.Array]:

@@ -14,7 +14,15 @@ from jax.experimental import pallas as pl
 
 from kernels.decay import LogDecay, decay_between, decay_so_far
 from kernels.gated_delta.inverse import unit_lower_inverse_whole
-from kernels.in_kernel import KernelShape, decay_square, product, square, sums_down, turn
+from kernels.in_kernel import (
+    KernelShape,
+    decay_square,
+    product,
+    square,
+    start_row,
+    sums_down,
+    turn,
+)
 from kernels.scan import advance
 
 
@@ -35,21 +43,7 @@ def kernel(shape: KernelShape, scale: float, *refs: Any) -> None:
     q_ref, k_ref, v_ref, g_ref, beta_ref, initial_ref, y_ref, final_ref = inputs[:8]
     captured_ref = inputs[8] if shape.slots else None
     row = pl.program_id(0)
-    tile = pl.program_id(3) if shape.num_tiles > 1 else 0
-
-    def start() -> None:
-        final_ref[0, 0] = initial_ref[0, 0]
-        if captured_ref is not None:
-
-            def clear(slot: jax.Array, _: None) -> None:
-                captured_ref[0, slot, 0] = jnp.zeros(captured_ref.shape[3:], jnp.float32)
-
-            lax.fori_loop(0, shape.slots, clear, None)
-
-    if shape.num_tiles > 1:
-        pl.when(tile == 0)(start)
-    else:
-        start()
+    tile = start_row(shape, 3, initial_ref, final_ref, captured_ref)
 
     def step(index: jax.Array, state_KV: jax.Array) -> jax.Array:
         rows = pl.ds(index * shape.chunk, shape.chunk)

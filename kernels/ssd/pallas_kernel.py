@@ -13,7 +13,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from kernels.decay import decay_between, decay_so_far
-from kernels.in_kernel import KernelShape, decay_square, product, sums_down, turn
+from kernels.in_kernel import KernelShape, decay_square, product, start_row, sums_down, turn
 from kernels.scan import advance
 
 
@@ -37,21 +37,7 @@ def kernel(shape: KernelShape, *refs: Any) -> None:
     blocks = refs[1:-1] if shape.slots else refs
     x_ref, log_decay_ref, dt_ref, B_ref, C_ref, initial_ref, y_ref, final_ref = blocks
     row = pl.program_id(0)
-    tile = pl.program_id(2) if shape.num_tiles > 1 else 0
-
-    def start() -> None:
-        final_ref[0, 0] = initial_ref[0, 0]
-        if captured_ref is not None:
-
-            def clear(slot: jax.Array, _: None) -> None:
-                captured_ref[0, slot, 0] = jnp.zeros(captured_ref.shape[3:], jnp.float32)
-
-            lax.fori_loop(0, shape.slots, clear, None)
-
-    if shape.num_tiles > 1:
-        pl.when(tile == 0)(start)
-    else:
-        start()
+    tile = start_row(shape, 2, initial_ref, final_ref, captured_ref)
 
     def load(index: jax.Array) -> Chunk:
         rows = pl.ds(index * shape.chunk, shape.chunk)

@@ -1,5 +1,6 @@
 """Lowering for machines that are not here, and reading what was lowered."""
 
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -38,6 +39,14 @@ def lowered_text(platform: str, kind: str, function: Callable[..., Any], *argume
 def kernel_calls(text: str) -> int:
     """Kernel launches in a module: Mosaic on a TPU, Triton or Mosaic GPU on a GPU."""
     return sum(text.count(f"custom_call @{name}(") for name in KERNEL_TARGETS)
+
+
+def largest_tensor(text: str) -> int:
+    """Elements of the largest tensor in a StableHLO module."""
+    return max(
+        math.prod(map(int, axes.split("x")[:-1]))
+        for axes in re.findall(r"tensor<((?:\d+x)+)", text)
+    )
 
 
 def dots(function: Callable[..., Any], *arguments: Any) -> list[tuple[Any, Any, bool, Any]]:
