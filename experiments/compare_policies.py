@@ -26,6 +26,7 @@ import tyro
 from experiments.environment import describe_environment
 from experiments.errors import UserError, as_user_error, run_main
 from experiments.policy_cells import (
+    COMPARED_EVICTIONS,
     PLACEMENTS,
     OfflineBounds,
     Replay,
@@ -39,7 +40,6 @@ from experiments.policy_options import ReplayOptions, TraceSource, describe_trac
 from experiments.progress import SweepProgress
 from experiments.run_folder import RunFolder
 from planner.eviction import Budget
-from planner.eviction_policies import EVICTIONS, make_eviction
 from planner.trace import TraceRequest
 
 
@@ -51,8 +51,8 @@ class ComparePolicies(ReplayOptions):
     """Recorded requests: Mooncake JSONL, WEKA sessions, agent JSONL; plain or .gz."""
     placements: tuple[str, ...] = PLACEMENTS
     """Placement policies; "|" unites two, a number that ends in "tok" is in tokens."""
-    evictions: tuple[str, ...] = tuple(EVICTIONS)
-    """Eviction policies."""
+    evictions: tuple[str, ...] = COMPARED_EVICTIONS
+    """Eviction policies; "clairvoyant" knows the trace, and shows what is left to eviction."""
     snapshots: tuple[int, ...] = ()
     """Budgets, in snapshots; by default four that fit the length of each trace."""
     kv_gb: float = math.inf
@@ -75,6 +75,10 @@ class ComparePolicies(ReplayOptions):
                 raise UserError(
                     f"--{name} {' '.join(values)}: expected at least one value, each once"
                 )
+        for name in self.evictions:
+            if name not in COMPARED_EVICTIONS:
+                known = ", ".join(COMPARED_EVICTIONS)
+                raise UserError(f"--evictions {name}: expected one of {known}")
         if self.snapshots and min(self.snapshots) < 1:
             raise UserError(f"--snapshots {min(self.snapshots)}: expected at least 1")
         if not self.kv_gb > 0:
@@ -160,13 +164,10 @@ def check_policies(
     Raises:
         UserError: names the policy and what is known.
     """
-    block_size, costs = requests[0].block_size, options.costs()
+    block_size = requests[0].block_size
     for spec in options.placements:
         with as_user_error(f"--placements, on {source.name}"):
             placement_for(spec, block_size)
-    for name in options.evictions:
-        with as_user_error("--evictions"):
-            make_eviction(name, costs, block_size)
 
 
 def tasks_of(

@@ -13,9 +13,10 @@ import numpy as np
 
 from experiments.errors import UserError
 from experiments.policy_options import TraceSource, placement_for
+from planner.clairvoyant import Clairvoyant
 from planner.costs import CostModel
-from planner.eviction import Budget
-from planner.eviction_policies import make_eviction
+from planner.eviction import Budget, EvictionPolicy
+from planner.eviction_policies import EVICTIONS, make_eviction
 from planner.offline import offline_bounds
 from planner.prefix_paths import PrefixPaths
 from planner.session import Scheduling
@@ -39,6 +40,8 @@ PLACEMENTS = (
     "llama_cpp",
 )
 """Placements that are compared by default; `vllm:0` asks for the same positions as `sglang`."""
+COMPARED_EVICTIONS = (*EVICTIONS, Clairvoyant.name)
+"""Evictions that are compared by default: all there are, and one that knows the future."""
 DEPTH_BINS = 20
 """Parts of a prompt in the count of where restores fall."""
 TOTALS = (
@@ -114,11 +117,16 @@ class Replay:
             ),
             setting.costs,
             budget=self.budget,
-            eviction=make_eviction(self.eviction, setting.costs, block_size),
+            eviction=self._policy(block_size),
             concurrency=setting.concurrency,
             timing=setting.timing,
         )
         return [(self.cell, figures(result) | {"wall_s": time.perf_counter() - began_s})]
+
+    def _policy(self, block_size: int) -> EvictionPolicy:
+        if self.eviction == Clairvoyant.name:
+            return Clairvoyant(_paths(self.setting.source, self.setting.tile))
+        return make_eviction(self.eviction, self.setting.costs, block_size)
 
 
 @dataclass(frozen=True)
@@ -136,7 +144,7 @@ class OfflineBounds:
     def run(self) -> list[tuple[Row, Row]]:
         """Solve for all budgets in one flow; (cell, its row) each."""
         began_s = time.perf_counter()
-        paths = PrefixPaths(_requests(self.setting.source), self.setting.tile)
+        paths = _paths(self.setting.source, self.setting.tile)
         bounds = offline_bounds(paths, [cell["snapshots"] for cell in self.cells])
         share_s = (time.perf_counter() - began_s) / len(bounds)
         return [
@@ -165,6 +173,12 @@ def _requests(source: TraceSource) -> list[TraceRequest]:
     return source.load()
 
 
+@functools.lru_cache(maxsize=1)
+def _paths(source: TraceSource, tile: int) -> PrefixPaths:
+    """A trace's tree, likewise."""
+    return PrefixPaths(_requests(source), tile)
+
+
 def figures(result: SimulationResult) -> Row:
     """The figures of a replay: totals, shares, quantiles over requests, where restores fall.
 
@@ -172,8 +186,9 @@ def figures(result: SimulationResult) -> Row:
         result: of the simulator, with predicted times.
 
     Returns:
-        JSON values. `restored_at` and `matched_at` count requests: first those that restored or
-        matched nothing, then by the part of the prompt (a twentieth each) that holds the position.
+        JSON values. `restored_at` and `matched_at` count prompt tokens: first of the prompts that
+        restored or matched nothing, then by the part of the prompt (a twentieth each) in which the
+        position lies.
     """
     reports = [request.report for request in result.requests]
     replayed = np.array([report.replayed for report in reports])
@@ -201,7 +216,8 @@ def _quantiles(name: str, values: np.ndarray) -> Row:
 
 def _depths(positions: np.ndarray, total: np.ndarray) -> list[int]:
     places = np.ceil(DEPTH_BINS * positions / total).astype(np.int64)
-    return np.bincount(places, minlength=DEPTH_BINS + 1).tolist()
+    counts = np.bincount(places, weights=total, minlength=DEPTH_BINS + 1)
+    return counts.astype(np.int64).tolist()
 
 
 def default_budgets(requests: int) -> tuple[int, ...]:

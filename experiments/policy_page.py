@@ -6,18 +6,24 @@ from pathlib import Path
 from typing import Any
 
 from experiments.policy_report import (
-    OWN,
+    GRID_NOTE,
+    KNOWING_NOTE,
     SUMMARY,
     SUMMARY_NOTE,
-    Standing,
-    by_trace,
+    bound_words,
     command,
     grid,
     grid_header,
+    summary,
+)
+from experiments.policy_standings import (
+    NEAR,
+    OWN,
+    Standing,
+    by_trace,
     hardest,
     percent,
     ranking,
-    summary,
     title,
 )
 
@@ -71,8 +77,8 @@ _CAPTIONS = {
     ),
     "depth": (
         "Where restores fall",
-        "How many requests match, or restore, at least that far into their prompt; the gap between "
-        "a line and the black one is replayed.",
+        "How many prompts, by their length, match or restore at least that far; the area between a "
+        "line and the black one is what is replayed.",
     ),
 }
 
@@ -85,6 +91,7 @@ _WORDS = {
     "eviction": "which snapshot goes first when memory is short",
     "bound": "the least that any policy could replay at this budget if it knew the future; where a "
     "run that knows the future reaches it (dotted line), it is the optimum",
+    "regret": "what a policy replays above the bound",
 }
 
 
@@ -106,10 +113,14 @@ def write_page(
     traces = by_trace(found)
     parts = [
         "<h1>Where should snapshots go, and which should go first?</h1>",
-        f"<p>{_count(len(found[0].policies))} pairs of placement and eviction, replayed on "
-        f"{_count(len(traces), 'recorded trace')} as {html.escape(asked['model'])} would cache "
-        f"them ({asked['snapshot_bytes'] / 1e6:,.1f} MB a snapshot), against what could be "
-        "achieved if the future were known.</p>",
+        "<p>A hybrid language model resumes a cached prompt only where its recurrent state was "
+        "saved, and what lies between that snapshot and the end of the match is computed again: "
+        "replayed. Snapshots are large, so few fit. A placement says where to take them, an "
+        "eviction which to drop.</p>",
+        f"<p>Here are {_count(len(ranking(next(iter(traces.values())))))} pairs of the two, "
+        f"replayed on {_count(len(traces), 'recorded trace')} as {html.escape(asked['model'])} "
+        f"would cache them ({asked['snapshot_bytes'] / 1e6:,.1f} MB a snapshot), against the "
+        "least that anybody could replay who knew the future.</p>",
         "<nav>" + "".join(f'<a href="#{_id(t)}">{html.escape(t)}</a>' for t in traces) + "</nav>",
         _cards(traces),
         "<h2>Against the offline bound</h2>",
@@ -150,17 +161,27 @@ def _cards(traces: dict[str, list[Standing]]) -> str:
     cards = []
     for trace, here in traces.items():
         at = hardest(here)
-        gain = at.gain()
-        if gain is None:
+        gain, regret = at.gain(), at.regret(at.published) if at.published else None
+        if gain is None or regret is None:
             continue
-        if gain < -1:
-            said = f"{1 - gain:,.0f} times the"
+        theirs, ours = (percent(at.replayed_share(pair)) for pair in (at.published, OWN))
+        bound = percent(at.replayed_share(None))
+        if regret < NEAR:
+            said = "Near the bound"
+            told = (
+                "already with published policies: of what matches the best pair replays "
+                f"{theirs}, ours {ours}; the bound is {bound}"
+            )
         else:
-            said = f"{percent(abs(gain))} {'less' if gain >= 0 else 'more'}"
+            said = f"{1 - gain:,.0f} times the" if gain < -1 else f"{abs(gain):.1%} "
+            said += "" if gain < -1 else "less" if gain >= 0 else "more"
+            told = (
+                "replay than the best published pair: of what matches "
+                f"{ours} instead of {theirs}; the bound is {bound}"
+            )
         cards.append(
-            f'<div class="card">{html.escape(trace)}<b>{said}</b>replay than the best published '
-            f"pair, at {at.snapshots:,} snapshots: {percent(at.replayed_share(OWN))} of what "
-            f"matches, where the bound is {percent(at.replayed_share(None))}</div>"
+            f'<div class="card">{html.escape(trace)}, {_count(at.snapshots, "snapshot")}'
+            f"<b>{said}</b>{told}</div>"
         )
     return f'<div class="cards">{"".join(cards)}</div>' if cards else ""
 
@@ -181,8 +202,21 @@ def _section(
         f"in blocks of {described['block_size']}; {percent(ceiling)} of the tokens match an "
         f"earlier prompt. Least mean regret: {html.escape(title(ranked[0]))}.</p>"
         f'<div class="plots">{plots}</div>'
-        f"<details><summary>Replayed share of all {len(ranked)} pairs</summary>"
-        f"{_table(grid_header(here), grid(here, ranked))}</details>"
+        f"<details><summary>Replay and regret of all {len(ranked)} pairs</summary>"
+        f'<p class="soft">{html.escape(GRID_NOTE)} {bound_words(here)}</p>'
+        f"{_table(grid_header(here), grid(here, ranked))}</details>{_known(here)}"
+    )
+
+
+def _known(here: Sequence[Standing]) -> str:
+    """What each placement replays where eviction knows the future."""
+    known = ranking(here, knowing=True)
+    if not known:
+        return ""
+    return (
+        "<details><summary>What placement alone costs</summary>"
+        f'<p class="soft">{html.escape(KNOWING_NOTE)}</p>'
+        f"{_table(grid_header(here), grid(here, known))}</details>"
     )
 
 

@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments import plots
-from experiments.policy_report import OWN, OWN_EVICTIONS, SYSTEMS, Pair, Standing, by_trace, ranking
+from experiments.policy_standings import (
+    OWN,
+    OWN_EVICTIONS,
+    SYSTEMS,
+    Pair,
+    Standing,
+    by_trace,
+    ranking,
+)
 
 OWN_LABEL, BEST_LABEL = "ours", "best published pair"
 _BARS = 12
+_WIDTH_IN, _HEIGHT_IN = 4.6, 4.4
+"""Small, so that texts can be read where a page shows the figure at a phone's width."""
 _LIGHT = "#BDBDBD"
 
 
@@ -67,8 +77,15 @@ def named(found: Sequence[Standing]) -> dict[str, Pair]:
 
 
 def look(name: str) -> dict[str, Any]:
-    """How a policy looks, the same in every plot."""
-    return plots.style([OWN_LABEL, BEST_LABEL, *SYSTEMS].index(name))
+    """How a policy looks, the same in every plot: systems thinner than what is compared."""
+    style = plots.style([OWN_LABEL, BEST_LABEL, *SYSTEMS].index(name))
+    return style if name in (OWN_LABEL, BEST_LABEL) else style | {"linewidth": 1, "markersize": 3.5}
+
+
+def _in_order(names: Iterable[str]) -> list[str]:
+    """What is compared first, then the systems."""
+    order = [OWN_LABEL, BEST_LABEL, *SYSTEMS]
+    return sorted(names, key=order.index)
 
 
 def _gigabytes(found: Sequence[Standing], snapshot_bytes: int) -> list[float]:
@@ -87,7 +104,7 @@ def _budget_axis(ax: Axes, found: Sequence[Standing], snapshot_bytes: int) -> No
 
 def draw_pareto(found: Sequence[Standing], snapshot_bytes: int) -> Figure:
     """Replayed tokens against snapshot bytes: every pair, the published front, ours, the bound."""
-    figure, (ax,) = plots.new_figure(width_in=5.2, height_in=4.2)
+    figure, (ax,) = plots.new_figure(width_in=_WIDTH_IN, height_in=_HEIGHT_IN)
     places = _gigabytes(found, snapshot_bytes)
     own = [pair for pair in ranking(found) if pair[1] in OWN_EVICTIONS]
     published = [pair for pair in ranking(found) if pair[1] not in OWN_EVICTIONS]
@@ -107,10 +124,8 @@ def draw_pareto(found: Sequence[Standing], snapshot_bytes: int) -> Figure:
     lines = {name: tokens(pair) for name, pair in named(found).items()}
     if published:
         lines[BEST_LABEL] = [min(tokens(pair)[i] for pair in published) for i in range(len(found))]
-    for name, ys in lines.items():
-        strong = name in (OWN_LABEL, BEST_LABEL)
-        thin = {} if strong else {"linewidth": 1.0, "markersize": 3.5}
-        ax.plot(places, ys, label=name, zorder=3 + strong, **look(name) | thin)
+    for name in _in_order(lines):
+        ax.plot(places, lines[name], label=name, zorder=4, **look(name))
     bound = [standing.bound["replayed"] / 1e6 for standing in found]
     achieved = [standing.bound["achieved_replayed"] / 1e6 for standing in found]
     ax.plot(places, bound, "k-", linewidth=1.8, label="offline bound", zorder=4)
@@ -120,7 +135,7 @@ def draw_pareto(found: Sequence[Standing], snapshot_bytes: int) -> Figure:
     top = max((y for ys in lines.values() for y in ys), default=0) or None
     ax.set_ylim(0, top and 1.08 * top)
     ax.set_ylabel("Replayed prompt tokens (millions)", fontsize=9.5)
-    plots.legend_below(figure, [ax], columns=3)
+    plots.legend_below(figure, [ax], columns=2)
     return figure
 
 
@@ -131,28 +146,30 @@ def _replayed(standing: Standing, pair: Pair) -> float:
 
 def draw_hits(found: Sequence[Standing], snapshot_bytes: int) -> Figure:
     """The share of prompt tokens that are restored, against the budget."""
-    figure, (ax,) = plots.new_figure(width_in=5.2, height_in=4.2)
+    figure, (ax,) = plots.new_figure(width_in=_WIDTH_IN, height_in=_HEIGHT_IN)
     places = _gigabytes(found, snapshot_bytes)
 
     def shares(pick: Callable[[Standing], Any]) -> list[float]:
         rows = [pick(standing) for standing in found]
         return [100 * (1 - row["recomputed"] / row["total"]) for row in rows]
 
-    for name, pair in named(found).items():
-        ys = shares(lambda standing, pair=pair: standing.policies[pair])  # type: ignore[misc]
-        ax.plot(places, ys, label=name, **look(name))
+    lines = {
+        name: shares(lambda standing, pair=pair: standing.policies[pair])  # type: ignore[misc]
+        for name, pair in named(found).items()
+    }
     published = [pair for pair in ranking(found) if pair[1] not in OWN_EVICTIONS]
     if published:
         best = {s.snapshots: s.best(published) or published[0] for s in found}
-        ys = shares(lambda standing: standing.policies[best[standing.snapshots]])
-        ax.plot(places, ys, label=BEST_LABEL, **look(BEST_LABEL))
+        lines[BEST_LABEL] = shares(lambda standing: standing.policies[best[standing.snapshots]])
+    for name in _in_order(lines):
+        ax.plot(places, lines[name], label=name, zorder=4, **look(name))
     ax.plot(places, shares(lambda s: s.bound), "k-", linewidth=1.8, label="offline bound")
     ceiling = 100 * found[0].bound["matched"] / found[0].bound["total"]
     ax.axhline(ceiling, color=plots.GREY, linewidth=1.2, linestyle=":", label="all that matches")
     _budget_axis(ax, found, snapshot_bytes)
     ax.set_ylim(bottom=0)
     ax.set_ylabel("Prompt tokens restored (%)", fontsize=9.5)
-    plots.legend_below(figure, [ax], columns=3)
+    plots.legend_below(figure, [ax], columns=2)
     return figure
 
 
@@ -160,46 +177,51 @@ def draw_regret(found: Sequence[Standing], snapshot_bytes: int) -> Figure:
     """Regret by policy, the best dozen and the named ones; one marker a budget."""
     ranked = ranking(found)
     shown = [p for p in ranked if p in {*ranked[:_BARS], *named(found).values()}]
-    figure, (ax,) = plots.new_figure(width_in=5.2, height_in=1.5 + 0.21 * len(shown))
+    figure, (ax,) = plots.new_figure(width_in=_WIDTH_IN, height_in=1.4 + 0.27 * len(shown))
+    regrets = [[100 * (standing.regret(pair) or 0.0) for standing in found] for pair in shown]
+    for row, values in enumerate(regrets):
+        ax.plot([min(values), max(values)], [row, row], color=_LIGHT, linewidth=1.2, zorder=1)
     for place, standing in enumerate(found):
-        xs = [100 * (standing.regret(pair) or 0.0) for pair in shown]
-        dots = plots.style(place) | {"linestyle": "none"}
+        dots = plots.style(place) | {"linestyle": "none", "markersize": 4.5}
+        xs = [values[place] for values in regrets]
         ax.plot(xs, range(len(shown)), label=f"{standing.snapshots:,} snapshots", **dots)
     names = {pair: name for name, pair in named(found).items()}
-    texts = [f"{p[0]} + {p[1]}" + (f" ({names[p]})" if p in names else "") for p in shown]
-    ax.set_yticks(range(len(shown)), texts, fontsize=8)
+    texts = [f"{p[0]} + {p[1]}" + (f"\n({names[p]})" if p in names else "") for p in shown]
+    ax.set_yticks(range(len(shown)), texts, fontsize=7.5)
+    for label, pair in zip(ax.get_yticklabels(), shown, strict=True):
+        label.set_fontweight("bold" if pair == OWN else "normal")
     ax.invert_yaxis()
-    ax.set_xlim(left=-1)
-    ax.set_xlabel("Replayed above the bound (% of matched tokens)", fontsize=9.5)
+    widest = max((value for values in regrets for value in values), default=0.0) or 1.0
+    ax.set_xlim(-0.03 * widest, 1.05 * widest)
+    ax.set_xlabel("Replayed above the bound\n(% of matched tokens)", fontsize=9.5)
     plots.legend_below(figure, [ax], columns=2)
     return figure
 
 
 def draw_depth(found: Sequence[Standing], snapshot_bytes: int) -> Figure:
-    """Where in the prompt restores fall, at the second tightest budget: shares of requests."""
+    """Where in the prompt restores fall, at the second tightest budget, prompts by their length."""
     standing = found[min(1, len(found) - 1)]
-    figure, (ax,) = plots.new_figure(width_in=5.2, height_in=4.2)
+    figure, (ax,) = plots.new_figure(width_in=_WIDTH_IN, height_in=_HEIGHT_IN)
     pairs = dict(named(found))
     if standing.published is not None and standing.published not in pairs.values():
         pairs[BEST_LABEL] = standing.published
     row = next(iter(standing.policies.values()))
     depths = np.linspace(0, 100, len(row["matched_at"]))
 
-    def beyond(counts: Sequence[int]) -> np.ndarray:
-        """Percent of requests at each depth or deeper."""
-        return 100 * np.cumsum(counts[::-1])[::-1] / sum(counts)
+    def beyond(tokens: Sequence[int]) -> np.ndarray:
+        """Percent at each depth or deeper; what matched nothing lies at none."""
+        reached = 100 * np.cumsum(tokens[::-1])[::-1] / sum(tokens)
+        return np.concatenate([reached[1:2], reached[1:]])
 
-    ax.step(
-        depths[1:], beyond(row["matched_at"])[1:], "k-", where="pre", linewidth=1.8, label="matched"
-    )
-    for name, pair in pairs.items():
-        ys = beyond(standing.policies[pair]["restored_at"])[1:]
-        ax.step(depths[1:], ys, where="pre", label=name, **look(name) | {"marker": "none"})
+    ax.step(depths, beyond(row["matched_at"]), "k-", where="pre", linewidth=1.8, label="matched")
+    for name in _in_order(pairs):
+        ys = beyond(standing.policies[pairs[name]]["restored_at"])
+        ax.step(depths, ys, where="pre", label=name, zorder=4, **look(name) | {"marker": "none"})
     ax.set_xlim(0, 100)
     ax.set_ylim(bottom=0)
     ax.set_xlabel("Position in the prompt (% of its length)", fontsize=9.5)
-    ax.set_ylabel("Requests restored so far or further (%)", fontsize=9.5)
+    ax.set_ylabel("Prompts restored so far or further\n(%, by length)", fontsize=9.5)
     gigabytes = standing.snapshots * snapshot_bytes / 1e9
     ax.set_title(f"{standing.snapshots:,} snapshots ({gigabytes:.3g} GB)", fontsize=9.5, loc="left")
-    plots.legend_below(figure, [ax], columns=3)
+    plots.legend_below(figure, [ax], columns=2)
     return figure

@@ -1,161 +1,28 @@
 """Tables, plots and the page of a policy comparison; reads config.json and metrics.jsonl only."""
 
-import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.errors import UserError
-from experiments.policy_cells import PLACEMENTS
+from experiments.policy_cells import COMPARED_EVICTIONS, PLACEMENTS
+from experiments.policy_standings import (
+    OWN,
+    SYSTEMS,
+    Pair,
+    Row,
+    Standing,
+    by_trace,
+    change,
+    hardest,
+    mean_regret,
+    percent,
+    ranking,
+    standings,
+    title,
+)
 from experiments.run_folder import read_config, read_rows
 from experiments.tables import print_table, write_csv
-from planner.eviction_policies import EVICTIONS
-
-Row = dict[str, Any]
-Pair = tuple[str, str]
-"""Placement and eviction."""
-OWN: Pair = ("sglang", "served_demand")
-"""This project's policy: snapshots at the last boundary and at the match, kept by served demand."""
-OWN_EVICTIONS = frozenset({"served_demand"})
-SYSTEMS: dict[str, Pair] = {
-    "Marconi": ("marconi", "flop_aware"),
-    "SGLang, vLLM": ("sglang", "lru"),
-    "Megatron-LM": ("megatron", "lru"),
-    "llama.cpp": ("llama_cpp", "lru"),
-}
-"""What published systems do, as far as a pair can say it."""
-
-
-@dataclass(frozen=True)
-class Standing:
-    """Where the policies stand on one trace at one budget.
-
-    Attributes:
-        trace: its name.
-        snapshots: the budget.
-        bound: row of the offline bound.
-        policies: pair to row.
-    """
-
-    trace: str
-    snapshots: int
-    bound: Row
-    policies: dict[Pair, Row]
-
-    def best(self, pairs: Iterable[Pair]) -> Pair | None:
-        """The pair that computes least, of some; None of none."""
-        there = [pair for pair in pairs if pair in self.policies]
-        return min(there, key=lambda pair: self.policies[pair]["recomputed"], default=None)
-
-    @property
-    def published(self) -> Pair | None:
-        """The best pair of published placement and eviction."""
-        return self.best(pair for pair in self.policies if pair[1] not in OWN_EVICTIONS)
-
-    def replayed_share(self, pair: Pair | None) -> float | None:
-        """Replayed tokens as a share of what matches with unlimited keys and values.
-
-        Args:
-            pair: a policy; None is the bound.
-
-        Returns:
-            The share, counting tokens that no longer match as replayed; None where it did not run.
-        """
-        row = self.bound if pair is None else self.policies.get(pair)
-        if row is None:
-            return None
-        new = self.bound["total"] - self.bound["matched"]
-        return (row["recomputed"] - new) / max(self.bound["matched"], 1)
-
-    def regret(self, pair: Pair) -> float | None:
-        """Replayed share above the bound's."""
-        share, least = self.replayed_share(pair), self.replayed_share(None)
-        return None if share is None or least is None else share - least
-
-    def gain(self) -> float | None:
-        """The share of the best published pair's replay that this project's policy spares."""
-        ours, theirs = self.replayed_share(OWN), self.replayed_share(self.published)
-        if self.published is None or ours is None or not theirs:
-            return None
-        return 1 - ours / theirs
-
-    def gap_closed(self) -> float | None:
-        """The share of the best published pair's regret that this project's policy spares."""
-        ours, theirs = self.regret(OWN), self.regret(self.published) if self.published else None
-        return None if ours is None or not theirs else 1 - ours / theirs
-
-
-def standings(rows: Iterable[Row]) -> list[Standing]:
-    """Put the rows of a run in order.
-
-    Args:
-        rows: of metrics.jsonl.
-
-    Returns:
-        One entry a trace and budget, in order of first appearance and of size.
-
-    Raises:
-        UserError: the run has no finished bound or no finished policy.
-    """
-    found: dict[tuple[str, int], Standing] = {}
-    rows = list(rows)
-    for row in rows:
-        if row["kind"] == "bound":
-            key = row["trace"], row["snapshots"]
-            found[key] = Standing(*key, bound=row, policies={})
-    for row in rows:
-        standing = found.get((row["trace"], row["snapshots"]))
-        if row["kind"] == "policy" and standing is not None:
-            standing.policies[row["placement"], row["eviction"]] = row
-    found = {key: standing for key, standing in found.items() if standing.policies}
-    if not found:
-        raise UserError("no trace has both a bound and a policy that are finished")
-    traces = list(dict.fromkeys(trace for trace, _ in found))
-    return [found[key] for key in sorted(found, key=lambda key: (traces.index(key[0]), key[1]))]
-
-
-def by_trace(found: Sequence[Standing]) -> dict[str, list[Standing]]:
-    """Standings of each trace, budgets ascending."""
-    names = dict.fromkeys(standing.trace for standing in found)
-    return {name: [standing for standing in found if standing.trace == name] for name in names}
-
-
-def hardest(found: Sequence[Standing]) -> Standing:
-    """The budget of a trace at which the best published pair is farthest from the bound."""
-    return max(found, key=lambda s: s.regret(s.published) or 0.0 if s.published else 0.0)
-
-
-def ranking(found: Sequence[Standing]) -> list[Pair]:
-    """The policies of one trace, least mean regret first; those that ran at all its budgets."""
-    pairs = [p for p in found[0].policies if all(p in standing.policies for standing in found)]
-    return sorted(pairs, key=lambda pair: statistics.fmean(s.regret(pair) or 0.0 for s in found))
-
-
-def title(pair: Pair) -> str:
-    """A policy as a reader sees it."""
-    return f"{pair[0]} + {pair[1]}"
-
-
-def percent(value: float | None) -> str | None:
-    """A share with two digits below ten percent.
-
-    >>> percent(0.0523), percent(0.5), percent(None)
-    ('5.23%', '50.0%', None)
-    """
-    if value is None:
-        return None
-    return f"{value:.2%}" if abs(value) < 0.1 else f"{value:.1%}"
-
-
-def change(value: float | None) -> str | None:
-    """A share that may be far below nothing.
-
-    >>> change(0.25), change(-35.7)
-    ('25.0%', '-35.7x')
-    """
-    return percent(value) if value is None or value >= -1 else f"{value:.1f}x"
-
 
 SUMMARY = (
     "trace",
@@ -165,7 +32,7 @@ SUMMARY = (
     "best\npublished",
     "which pair",
     "ours",
-    "less\nreplay",
+    "change",
     "gap\nclosed",
 )
 
@@ -190,9 +57,9 @@ def summary(found: Sequence[Standing], snapshot_bytes: int) -> list[tuple[Any, .
             title(s.published) if s.published else None,
             percent(s.replayed_share(OWN)),
             change(s.gain()),
-            change(s.gap_closed()),
+            None if gap is None else f"{round(100 * gap)}%",
         )
-        for s in found
+        for s, gap in ((s, s.gap_closed()) for s in found)
     ]
 
 
@@ -200,22 +67,58 @@ SUMMARY_NOTE = (
     "Shares of the tokens that match with unlimited keys and values that are computed again for "
     "want of a snapshot. bound: no policy can replay less. best published: the best at this budget "
     "of all pairs of published placements and evictions, whether or not a system has that pair. "
-    f"ours: {title(OWN)}. gap closed: share of the way from best published to the bound."
+    f"ours: {title(OWN)}. change: ours against the best published. gap closed: share of the way "
+    "from best published to the bound; below 0 where ours is the worse one."
+)
+
+
+GRID_NOTE = (
+    "Replayed share by budget of snapshots and, after the plus, the regret: how many points of it "
+    "lie above the bound. Least mean regret first."
+)
+KNOWING_NOTE = (
+    "The same placements with an eviction that knows the future: what is left is what placement "
+    "alone costs, and the rest of a policy's regret is what its eviction costs."
 )
 
 
 def grid(found: Sequence[Standing], pairs: Sequence[Pair]) -> list[tuple[Any, ...]]:
-    """One line a policy, one column a budget: replayed shares on one trace, the bound first.
+    """One line a policy, one column a budget: replayed shares and regrets, the bound first.
 
     Args:
         found: standings of the trace.
         pairs: the policies.
 
     Returns:
-        Lines.
+        Lines under `grid_header`.
     """
-    bound = ("offline bound", "", *(percent(s.replayed_share(None)) for s in found))
-    return [bound, *((*p, *(percent(s.replayed_share(p)) for s in found)) for p in pairs)]
+    lines: list[tuple[Any, ...]] = [_bound_line(found)]
+    for pair in pairs:
+        cells = []
+        for standing in found:
+            share, regret = standing.replayed_share(pair), standing.regret(pair)
+            cells.append(None if regret is None else f"{percent(share)} +{100 * regret:.1f}")
+        lines.append((*pair, *cells))
+    return lines
+
+
+def narrow_grid(found: Sequence[Standing], pairs: Sequence[Pair]) -> list[tuple[Any, ...]]:
+    """The same for a terminal: shares alone, and the mean regret at the end."""
+    return [
+        (*_bound_line(found), None),
+        *(
+            (
+                *pair,
+                *(percent(standing.replayed_share(pair)) for standing in found),
+                percent(mean_regret(found, pair)),
+            )
+            for pair in pairs
+        ),
+    ]
+
+
+def _bound_line(found: Sequence[Standing]) -> tuple[Any, ...]:
+    return ("offline bound", "", *(percent(s.replayed_share(None)) for s in found))
 
 
 def grid_header(found: Sequence[Standing]) -> tuple[str, ...]:
@@ -241,7 +144,7 @@ def headline(rows: Sequence[Row]) -> str:
     if not told:
         best = ranking([found[0]])[0]
         return f"least replay on {found[0].trace}, {found[0].snapshots:,} snapshots: {title(best)}"
-    return f"less replay than the best published pair: {', '.join(told)}"
+    return f"replay against the best published pair: {', '.join(told)}"
 
 
 def report(folder: Path, table: Path | None = None, shown: int = 10) -> None:
@@ -268,11 +171,14 @@ def report(folder: Path, table: Path | None = None, shown: int = 10) -> None:
         ranked = ranking(here)
         wanted = {*ranked[:shown], OWN, *SYSTEMS.values()}
         best = [pair for pair in ranked if pair in wanted]
+        known = [pair for pair in ranking(here, knowing=True) if pair[0] == OWN[0]]
         print_table(
             f"\n{trace}: {len(best)} of {len(ranked)} pairs, by snapshots",
-            grid_header(here),
-            grid(here, best),
+            (*grid_header(here), "mean\nregret"),
+            narrow_grid(here, [*known, *best]),
         )
+    if any(ranking(here, knowing=True) for here in by_trace(found).values()):
+        print_lines("clairvoyant: eviction that knows the future; what is left, placement costs.")
     write_csv(folder / "summary.csv", [_flat(row, found) for row in rows])
     figures = draw_all(found, snapshot_bytes, folder)
     write_page(folder / "index.html", config, found, figures)
@@ -336,6 +242,15 @@ def _quoted(spec: str) -> str:
     return f"'{spec}'" if "|" in spec else spec
 
 
+def bound_words(found: Sequence[Standing]) -> str:
+    """Where on a trace the bound is the optimum, in a sentence."""
+    exact = [f"{s.snapshots:,}" for s in found if s.bound["bound"] == "exact"]
+    if len(exact) == len(found):
+        return "The bound is the optimum: a run that knows the future reaches it."
+    where = f"; at {' and '.join(exact)} snapshots it is the optimum" if exact else ""
+    return f"The bound is proven, not known to be reached{where}."
+
+
 def as_markdown(config: Row, found: Sequence[Standing]) -> str:
     """All tables of a run as a Markdown file that says how it was made.
 
@@ -353,7 +268,7 @@ def as_markdown(config: Row, found: Sequence[Standing]) -> str:
     )
     omitted = [
         f"`{name}`"
-        for names, asked_for in ((PLACEMENTS, "placements"), (EVICTIONS, "evictions"))
+        for names, asked_for in ((PLACEMENTS, "placements"), (COMPARED_EVICTIONS, "evictions"))
         for name in names
         if name not in asked[asked_for]
     ]
@@ -401,13 +316,13 @@ def as_markdown(config: Row, found: Sequence[Standing]) -> str:
         lines += [
             f"## {trace}",
             "",
-            f"Replayed share by budget of snapshots, least mean regret first. {percent(ceiling)} "
-            "of all prompt tokens match. The bound is "
-            + ", ".join(f"{s.bound['bound'].replace('_', ' ')} at {s.snapshots:,}" for s in here)
-            + ".",
+            f"{GRID_NOTE} {percent(ceiling)} of all prompt tokens match. {bound_words(here)}",
             "",
             *_markdown_table(grid_header(here), grid(here, ranking(here))),
         ]
+        known = ranking(here, knowing=True)
+        if known:
+            lines += [KNOWING_NOTE, "", *_markdown_table(grid_header(here), grid(here, known))]
     return "\n".join(lines).rstrip() + "\n"
 
 

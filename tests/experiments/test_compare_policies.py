@@ -11,9 +11,9 @@ import pytest
 from experiments import compare_policies, run_table
 from experiments.compare_policies import ComparePolicies, tasks_of, unfinished
 from experiments.errors import UserError, run_main
-from experiments.policy_cells import DEPTH_BINS, run_tasks
+from experiments.policy_cells import COMPARED_EVICTIONS, DEPTH_BINS, run_tasks
 from experiments.policy_options import placement_for
-from experiments.policy_report import OWN, Standing, by_trace, ranking, standings
+from experiments.policy_standings import KNOWING, OWN, Standing, by_trace, ranking, standings
 from experiments.run_folder import METRICS, RunFolder, read_config, read_rows
 from tests.experiments.talk_trace import write_talk
 
@@ -31,6 +31,7 @@ def run(out, trace, *arguments):
         run_main(compare_policies.main)
 
 
+CELLS = 3 * (1 + 3 * len(COMPARED_EVICTIONS))
 POLICIES = ("--placements", "last", "sglang", "every:1024tok", "--snapshots", "3", "8", "20")
 
 
@@ -45,16 +46,24 @@ def test_every_cell_is_there_and_adds_up(compared):
     found = standings(read_rows(compared))
     assert [s.snapshots for s in found] == [3, 8, 20]
     for standing in found:
-        assert len(standing.policies) == 3 * 6
+        assert len(standing.policies) == 3 * len(COMPARED_EVICTIONS)
         for row in standing.policies.values():
             assert row["total"] == row["restored"] + row["recomputed"] == standing.bound["total"]
             assert row["matched"] == row["restored"] + row["replayed"] == standing.bound["matched"]
             assert row["replayed"] >= standing.bound["replayed"]  # nobody beats the bound
             for counts in (row["restored_at"], row["matched_at"]):
                 assert len(counts) == DEPTH_BINS + 1
-                assert sum(counts) == row["requests"] == sum(row["reasons"].values()) == 60
+                assert sum(counts) == row["total"]
+            assert row["requests"] == sum(row["reasons"].values()) == 60
             assert 0 < row["p50_time_to_first_token_s"] <= row["p99_time_to_first_token_s"]
         assert standing.bound["achieved_replayed"] >= standing.bound["replayed"]
+        for placement in ("last", "sglang", "every:1024tok"):
+            known = standing.replayed_share((placement, KNOWING))
+            for eviction in COMPARED_EVICTIONS:
+                assert known <= standing.replayed_share((placement, eviction))
+        assert standing.published[1] not in (KNOWING, OWN[1])
+    assert not [pair for pair in ranking(found) if pair[1] == KNOWING]
+    assert len(ranking(found, knowing=True)) == 3
     shares = [standing.replayed_share(("sglang", "lru")) for standing in found]
     assert shares == sorted(shares, reverse=True)
     assert shares[0] > shares[-1]
@@ -122,8 +131,10 @@ def test_tables_say_how_they_were_made_and_hold_no_path(compared, trace):
     assert text == (compared / "tables.md").read_text()
     assert "python -m experiments.compare_policies --trace talk=PATH --model tiny" in text
     assert str(trace.parent) not in text + json.dumps(read_config(compared))
-    assert text.count("| every:1024tok |") == 6
-    assert "| sglang | served_demand |" in text
+    assert text.count("| every:1024tok |") == len(COMPARED_EVICTIONS)
+    assert re.search(r"\| sglang \| served_demand( \| \d+\.\d+% \+\d+\.\d){3} \|", text)
+    below = text.index("with an eviction that knows the future")
+    assert text.index("| sglang | clairvoyant |") > below > text.index("| sglang | lru |")
     assert "Not run of what the command compares by default: `every:8192tok`" in text
 
 
@@ -131,12 +142,12 @@ def test_a_cut_off_run_goes_on_and_a_finished_one_runs_nothing(compared, trace, 
     before = read_rows(compared)
     run(compared, trace, *POLICIES)
     shown = capsys.readouterr().out
-    assert "0 of 57 cells to run" in shown
+    assert f"0 of {CELLS} cells to run" in shown
     assert max(len(line) for line in shown.splitlines() if str(compared) not in line) <= 80
     lines = (compared / METRICS).read_text().splitlines(keepends=True)
     (compared / METRICS).write_text("".join(lines[1:-3]) + lines[-3][:30])
     run(compared, trace, *POLICIES)
-    assert "4 of 57 cells to run" in capsys.readouterr().out
+    assert f"4 of {CELLS} cells to run" in capsys.readouterr().out
 
     def figures(rows):
         return sorted((r["cell"], r["recomputed"], r.get("restored_at")) for r in rows)
@@ -172,7 +183,7 @@ def test_part_of_the_bounds_may_be_there(trace, tmp_path):
 
 
 def test_the_run_table_has_a_row_for_it(compared):
-    assert "less replay than the best published pair: talk" in run_table.row(compared)
+    assert "replay against the best published pair: talk" in run_table.row(compared)
 
 
 def test_intervals_in_tokens_follow_the_block_size():
@@ -186,7 +197,7 @@ def test_intervals_in_tokens_follow_the_block_size():
     ("arguments", "message"),
     [
         (("--placements", "nosuch"), "unknown placement 'nosuch'"),
-        (("--evictions", "nosuch"), "eviction must be one of"),
+        (("--evictions", "nosuch"), "--evictions nosuch: expected one of lru, "),
         (("--placements", "last", "last"), "--placements last last: expected at least one value"),
         (("--snapshots", "0"), "--snapshots 0: expected at least 1"),
         (("--model", "nosuch"), "--model nosuch: unknown preset"),
