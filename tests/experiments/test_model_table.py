@@ -1,11 +1,15 @@
 """The table of models: its rows, its text, its mistakes."""
 
 import csv
+import json
+from pathlib import Path
 
 import pytest
 
 from experiments.errors import UserError
 from experiments.model_table import ModelTable, row, run
+
+GOLDENS = Path(__file__).parents[1] / "parity" / "goldens"
 
 
 def test_a_row_adds_up():
@@ -34,7 +38,16 @@ def test_it_prints_and_writes(tmp_path, capsys):
     assert [r["model"] for r in rows] == ["tiny", "default"]
 
 
-def test_a_folder_is_read(tmp_path):
+def test_a_folder_is_read():
+    found = row(str(GOLDENS / "lfm2"), "float32")
+    # One of its two layers is attention.
+    options = json.loads((GOLDENS / "lfm2" / "config.json").read_text())
+    head_dim = options["hidden_size"] // options["num_attention_heads"]
+    assert found["layers"] == options["num_hidden_layers"] == 2
+    assert found["kv_bytes_per_token"] == 2 * options["num_key_value_heads"] * head_dim * 4
+
+
+def test_a_folder_of_another_family_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     with pytest.raises(UserError, match="model_type 'gpt2' is not a known family"):
         row(str(tmp_path), "bfloat16")

@@ -13,12 +13,9 @@ from planner.placement import PlacementPolicy, parse_placement
 from planner.prefix_index import PrefixIndex
 from planner.report import Reason
 from planner.served_demand import ServedDemand
+from tests.hybrid.common import tokens_of
 
 TILE, BLOCK = 32, 8
-
-
-def tokens_of(seed, length):
-    return np.random.default_rng(seed).integers(0, 256, length).astype(np.int32)
 
 
 @pytest.mark.parametrize("length", [TILE, 4 * TILE])
