@@ -196,7 +196,9 @@ class PrefixIndex(Holdings):
             ValueError: keys that are no integers, or a number out of its bounds.
         """
         position = check_int("position", position, 1)
-        num_bytes = self.snapshot_bytes if num_bytes is None else check_int("bytes", num_bytes, 0)
+        num_bytes = (
+            self.snapshot_bytes if num_bytes is None else check_int("num_bytes", num_bytes, 0)
+        )
         self.clock = self.clock if now is None else max(self.clock, now)
         evicted = Evictions([], [])
         blocks = -(-position // self.block_size)

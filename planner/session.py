@@ -19,11 +19,23 @@ from planner import radix_tree
 from planner.checks import check_choice, check_int
 from planner.eviction import Evictions
 from planner.index_results import Attachment, AttachStatus, Insertion, Match, Pin
-from planner.placement.context import PlacementContext, PlacementPolicy, place
+from planner.placement.context import (
+    PlacementContext,
+    PlacementPolicy,
+    checked_positions,
+    place,
+)
 from planner.prefix_index import PrefixIndex
 from planner.radix_tree import Snapshot
 from planner.report import Reason, RequestReport
-from planner.schedule import GRIDS, MODES, Schedule, plan_positions, plan_prefill
+from planner.schedule import (
+    GRIDS,
+    MODES,
+    Schedule,
+    plan_positions,
+    plan_prefill,
+    uncached_chunk_ends,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,11 +208,14 @@ class CacheSession:
 
         Returns:
             The admission to go on with, in place of the first.
+
+        Raises:
+            ValueError: a policy that plans positions off its grid.
         """
         context = replace(admission.context, matched=matched, restored=restored)
         positions = None
         if self.scheduling.placement is not None:
-            positions = self.scheduling.placement.positions(context)
+            positions = checked_positions(self.scheduling.placement, context)
         return replace(
             admission,
             context=context,
@@ -291,12 +306,32 @@ class CacheSession:
         """Where chunks end with the cache off, for placements that look at them."""
         if self.scheduling.placement is None:
             return ()
-        return tuple(chunk.end for chunk in self._plan(match.total, match.restored, "off").chunks)
+        how = self.scheduling
+        return uncached_chunk_ends(
+            match.total,
+            start=match.restored,
+            first_budget=how.first_budget or how.budget,
+            budget=how.budget,
+            block_size=self.index.block_size,
+            tile=how.tile,
+            grid=how.grid,
+        )
 
     def _schedule(self, context: PlacementContext, positions: Iterable[int] | None) -> Schedule:
         how = self.scheduling
         if positions is None:
-            return self._plan(context.total, context.restored, how.mode)
+            return plan_prefill(
+                context.total,
+                start=context.restored,
+                first_budget=how.first_budget or how.budget,
+                budget=how.budget,
+                block_size=self.index.block_size,
+                tile=how.tile,
+                interval=how.interval,
+                mode=how.mode,
+                grid=how.grid,
+                min_tail_tokens=how.min_tail_tokens,
+            )
         return plan_positions(
             context.total,
             positions,
@@ -306,21 +341,6 @@ class CacheSession:
             block_size=self.index.block_size,
             tile=how.tile,
             grid=how.grid,
-        )
-
-    def _plan(self, total: int, start: int, mode: str) -> Schedule:
-        how = self.scheduling
-        return plan_prefill(
-            total,
-            start=start,
-            first_budget=how.first_budget or how.budget,
-            budget=how.budget,
-            block_size=self.index.block_size,
-            tile=how.tile,
-            interval=how.interval,
-            mode=mode,
-            grid=how.grid,
-            min_tail_tokens=how.min_tail_tokens,
         )
 
 

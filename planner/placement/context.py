@@ -141,6 +141,16 @@ def _members(policy: PlacementPolicy) -> tuple[PlacementPolicy, ...]:
 def place(policy: PlacementPolicy, context: PlacementContext) -> tuple[int, ...]:
     """Ask a policy for its positions, check them, and let it learn from the prompt.
 
+    Args and errors are those of `checked_positions`.
+    """
+    positions = checked_positions(policy, context)
+    policy.observe(context)
+    return positions
+
+
+def checked_positions(policy: PlacementPolicy, context: PlacementContext) -> tuple[int, ...]:
+    """Ask a policy for its positions and check them; it learns nothing.
+
     Args:
         policy: the policy.
         context: the prompt.
@@ -163,5 +173,4 @@ def place(policy: PlacementPolicy, context: PlacementContext) -> tuple[int, ...]
                 f"placement {policy.spec!r} must ascend within "
                 f"({context.restored}, {context.total}], got {positions}"
             )
-    policy.observe(context)
     return positions

@@ -235,6 +235,17 @@ def test_placement_sees_the_request():
     assert (repeat.matched, repeat.branches, repeat.visits) == (96, False, 1)
 
 
+def test_a_resumed_request_is_held_to_the_grid_too():
+    class Late(Asked):
+        def positions(self, context):
+            return (70,) if context.restored else ()
+
+    session = session_of(placement=Late())
+    admission = session.begin(keys_of(100), 100)
+    with pytest.raises(ValueError, match="'asked' asks for position 70, off the grid of 16"):
+        session.resume_at(admission, matched=96, restored=64, exact=True, reason=Reason.PARTIAL)
+
+
 def test_placement_by_name():
     session = session_of(placement=parse_placement("tail|every:8"))
     admission, _, _ = run(session, keys_of(150), 150)
