@@ -50,8 +50,8 @@ def describe_environment(devices: bool = True) -> dict[str, Any]:
     found: dict[str, Any] = {"python": platform.python_version()}
     found |= {name: version(name) for name in PACKAGES}
     found["machine"] = f"{platform.system()} {platform.machine()}"
-    found["cpu_count"] = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-    found["cpu_count"] = found["cpu_count"] or os.cpu_count()
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    found["cpu_count"] = len(usable) or os.cpu_count()
     if devices:
         import jax
 

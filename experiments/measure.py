@@ -42,7 +42,8 @@ def interleaved_pairs(
     Returns:
         Seconds of each, pair by pair.
     """
-    timed(baseline), timed(candidate)
+    timed(baseline)
+    timed(candidate)
     base_s, candidate_s = [], []
     for pair in range(pairs):
         if pair % 2:

@@ -7,7 +7,7 @@ beside the weights instead of these.
 from pathlib import Path
 from typing import Any
 
-from hybrid.checkpoint.families import FAMILIES
+from hybrid.checkpoint.families import BY_MODEL_TYPE
 from hybrid.checkpoint.options import Options
 from hybrid.config import HybridConfig
 
@@ -209,5 +209,4 @@ def published(name: str) -> HybridConfig:
         KeyError: there is none of that name.
     """
     options = PUBLISHED[name]
-    family = next(f for f in FAMILIES if options["model_type"] in f.model_types)
-    return family.config(Options(options, Path(name)))
+    return BY_MODEL_TYPE[options["model_type"]].config(Options(options, Path(name)))

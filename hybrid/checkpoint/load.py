@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from hybrid.checkpoint.errors import CheckpointError
-from hybrid.checkpoint.families import FAMILIES
+from hybrid.checkpoint.families import BY_MODEL_TYPE
 from hybrid.checkpoint.family import Family
 from hybrid.checkpoint.options import Options
 from hybrid.checkpoint.rules import Rule
@@ -110,14 +110,13 @@ def load_pretrained(path: str | Path, compute: Compute | None = None) -> HybridM
 def _identify(folder: Path) -> tuple[Family, Options]:
     path = folder / CONFIG
     values = load_json(path)
-    by_type = {kind: family for family in FAMILIES for kind in family.model_types}
     kind = values.get("model_type")
-    if kind not in by_type:
+    if not isinstance(kind, str) or kind not in BY_MODEL_TYPE:
         raise CheckpointError(
             f"{path}: model_type {kind!r} is not a known family; expected one of "
-            f"{', '.join(sorted(by_type))}"
+            f"{', '.join(sorted(BY_MODEL_TYPE))}"
         )
-    return by_type[kind], Options(values, path)
+    return BY_MODEL_TYPE[kind], Options(values, path)
 
 
 def _parse(target: str) -> Key:

@@ -40,7 +40,7 @@ def causal_conv(
             repeats allowed; anything else marks an unused slot.
         lengths: int32 [batch], the end of the tokens that count; all if None.
         activation: None or "silu".
-        implementation: "auto", "reference" (token loop) or "xla" (shifted sums).
+        implementation: "auto" (the shifted sums), "reference" (token loop) or "xla" (shifted sums).
 
     Returns:
         ScanResult: y like x, zero outside start..lengths; final_state [batch, width - 1, channels]

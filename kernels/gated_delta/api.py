@@ -54,7 +54,8 @@ def gated_delta_scan(
         lengths: int32 [batch], tokens that count in each row; all if None.
         chunk: tokens a chunk: 8, 16, 32, 64 or 128. States at its multiples are exact: the bits of
             a run of that length.
-        implementation: "auto", "reference" (token loop), "xla" (chunked) or "pallas" (kernel).
+        implementation: "auto" (now the chunked form), "reference" (token loop), "xla" (chunked) or
+            "pallas" (kernel).
 
     Returns:
         ScanResult: y like v, zero beyond `lengths`; final_state float32 [batch, heads, key_dim,

@@ -48,7 +48,7 @@ def linear_scan(
         chunk: tokens that "xla" combines by an associative scan; chunks run from left to right. 1
             is a plain loop, `length` or more a plain associative scan. What suits the backend if
             None. The kernel is a plain loop.
-        implementation: "auto", "reference" (token loop), "xla" or "pallas" (kernel).
+        implementation: "auto" (now "xla"), "reference" (token loop), "xla" or "pallas" (kernel).
 
     Returns:
         ScanResult: y like b, zero beyond `lengths`; final_state float32 [batch, ...]; captured

@@ -51,8 +51,8 @@ def ssd_scan(
         lengths: int32 [batch], tokens that count in each row; all if None.
         chunk: tokens a chunk, at most 128. States at its multiples are exact: the bits of a run of
             that length.
-        implementation: "reference" (token loop), "xla" (chunked), "pallas" (kernel), or "auto": the
-            chunked form, until the kernel has been timed on a TPU or GPU.
+        implementation: "auto" (now the chunked form), "reference" (token loop), "xla" (chunked) or
+            "pallas" (kernel).
 
     Returns:
         ScanResult: y like x, zero beyond `lengths`; final_state float32 [batch, heads, head_dim,

@@ -25,3 +25,5 @@ FAMILIES: tuple[Family, ...] = (
     OLMO_HYBRID,
     RECURRENT_GEMMA,
 )
+BY_MODEL_TYPE = {kind: family for family in FAMILIES for kind in family.model_types}
+"""By what config.json calls it."""
