@@ -7,9 +7,10 @@ underscore. From the ground up:
     placement                     policies that choose the positions
     interner, radix_tree,
     holdings, prefix_index        what is held, and what a request may reuse
-    eviction, eviction_policies   what goes first when memory is short
+    eviction, eviction_policies,
+    served_demand                 what goes first when memory is short
     session, report               the life of a request, and its account
     trace, costs, simulator       replaying a recorded workload without a model
     prefix_paths, interval_flow,
-    offline                       how little any policy could replay
+    offline, clairvoyant          how little any policy could replay, and a placement kept well
 """
