@@ -134,6 +134,34 @@ _FRAME_MINIMA = {
 }
 
 
+def uncached_chunk_ends(
+    total: int,
+    *,
+    start: int = 0,
+    first_budget: int,
+    budget: int,
+    block_size: int,
+    tile: int,
+    grid: str = "tile",
+) -> tuple[int, ...]:
+    """Where chunks end when they are cut as if there were no cache.
+
+    Args:
+        total, start, first_budget, budget, block_size, tile, grid: see `plan_positions`.
+
+    Returns:
+        Ends, ascending; the last is `total`.
+
+    Raises:
+        ValueError: an argument out of its bounds.
+
+    >>> uncached_chunk_ends(200, first_budget=100, budget=100, block_size=16, tile=64)
+    (64, 128, 200)
+    """
+    frame = _Frame(total, start, first_budget, budget, block_size, tile, grid)
+    return tuple(frame.chunk_ends(split=None))
+
+
 def plan_positions(
     total: int,
     positions: Iterable[int],

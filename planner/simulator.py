@@ -7,7 +7,7 @@ estimate. FLOPs follow from the schedule; times are predicted from two constants
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from planner.checks import check_int
 from planner.costs import CostModel, prefill_flops, schedule_flops
@@ -161,17 +161,15 @@ def _finish(
 ) -> SimulatedRequest:
     schedule, total = admission.schedule, admission.context.total
     flops = schedule_flops(costs, schedule, session.scheduling.tile)
-    account = report(
-        admission,
-        session.finish(admission),
-        recomputed=total - admission.restored,
-        passes=len(schedule.passes),
-        captured=len(schedule.captures),
-    )
-    if timing is not None:
-        account = replace(account, time_to_first_token_s=timing.time_to_first_token_s(flops))
     return SimulatedRequest(
-        report=account,
+        report=report(
+            admission,
+            session.finish(admission),
+            recomputed=total - admission.restored,
+            passes=len(schedule.passes),
+            captured=len(schedule.captures),
+            time_to_first_token_s=None if timing is None else timing.time_to_first_token_s(flops),
+        ),
         flops=flops,
         replayed_flops=prefill_flops(costs, admission.restored, admission.matched),
         saved_flops=prefill_flops(costs, 0, admission.restored),
