@@ -40,6 +40,7 @@ from experiments.policy_options import ReplayOptions, TraceSource, describe_trac
 from experiments.progress import SweepProgress
 from experiments.run_folder import RunFolder
 from planner.eviction import Budget
+from planner.placement import PlacementContext, place
 from planner.trace import TraceRequest
 
 
@@ -155,19 +156,22 @@ class ComparePolicies(ReplayOptions):
 def check_policies(
     options: ComparePolicies, source: TraceSource, requests: Sequence[TraceRequest]
 ) -> None:
-    """Refuse unknown policies and arguments before anything runs.
+    """Refuse unknown placements, and those off the grid of snapshots, before anything runs.
 
     Args:
         options: the command line.
         source, requests: a trace.
 
     Raises:
-        UserError: names the policy and what is known.
+        UserError: names the policy and what is wrong with it.
     """
-    block_size = requests[0].block_size
+    block_size, tile = requests[0].block_size, options.tile_for(requests, source.name)
+    longest = PlacementContext(
+        total=max(request.total_tokens for request in requests), block_size=block_size, grid=tile
+    )
     for spec in options.placements:
         with as_user_error(f"--placements, on {source.name}"):
-            placement_for(spec, block_size)
+            place(placement_for(spec, block_size), longest)
 
 
 def tasks_of(
@@ -254,6 +258,11 @@ def main() -> None:
         check_policies(options, source, requests)
         tasks += tasks_of(options, source, requests)
         described.append(describe_trace(source.name, requests))
+    if options.table is not None:
+        with as_user_error(f"--table {options.table}"):
+            options.table.parent.mkdir(parents=True, exist_ok=True)
+            if options.table.is_dir():
+                raise ValueError("expected a file, found a folder")
     environment = describe_environment(devices=False)
     config = options.config(described)
     with RunFolder.open(options.out, "compare_policies", config, environment) as run:

@@ -47,6 +47,9 @@ class TraceSource:
         Returns:
             The source; without a name it is called like the file, without extensions.
 
+        Raises:
+            UserError: no path.
+
         >>> TraceSource.parse("agents=runs/a.jsonl", None, 64).name
         'agents'
         >>> TraceSource.parse("weka/sessions.ranges.jsonl.gz", None, 64).name
@@ -55,6 +58,8 @@ class TraceSource:
         name, equals, path = text.partition("=")
         if not equals or "/" in name:
             name, path = re.sub(r"(\.jsonl?)?(\.gz)?$", "", Path(text).name), text
+        if not path:
+            raise UserError(f"--trace {text}: expected a path, or NAME=PATH")
         name = re.sub(r"[^\w.+-]", "_", name)  # it goes into file names and pages
         return TraceSource(name, Path(path), max_requests, block_size)
 
@@ -65,7 +70,7 @@ class TraceSource:
             Requests in order of arrival.
 
         Raises:
-            UserError: a file that is no trace.
+            UserError: a file that is no trace, or one out of order.
         """
         recorded = read_trace(self.path, self.max_requests)
         return trace_requests(recorded, None if recorded[0].ids is not None else self.block_size)

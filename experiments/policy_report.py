@@ -1,10 +1,11 @@
 """Tables, plots and the page of a policy comparison; reads config.json and metrics.jsonl only."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.errors import UserError
+from experiments.errors import as_user_error
 from experiments.policy_cells import COMPARED_EVICTIONS, PLACEMENTS
 from experiments.policy_standings import (
     OWN,
@@ -152,7 +153,7 @@ def report(folder: Path, table: Path | None = None, shown: int = 10) -> None:
 
     Args:
         folder: the run folder.
-        table: a Markdown file that gets the tables as well.
+        table: a Markdown file that gets the tables as well, in a folder that exists.
         shown: policies of each trace that are printed; the files have all.
 
     Raises:
@@ -185,11 +186,10 @@ def report(folder: Path, table: Path | None = None, shown: int = 10) -> None:
     markdown = as_markdown(config, found)
     (folder / "tables.md").write_text(markdown)
     if table is not None:
-        try:
-            table.parent.mkdir(parents=True, exist_ok=True)
-            table.write_text(markdown)
-        except OSError as error:
-            raise UserError(f"--table {table}: {error.strerror}") from error
+        with as_user_error(f"--table {table}"):
+            part = table.with_name(table.name + ".part")
+            part.write_text(markdown)
+            os.replace(part, table)
     print(f"\n{folder}: index.html, tables.md, summary.csv, metrics.jsonl, plots as PNG")
 
 

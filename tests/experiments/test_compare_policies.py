@@ -203,16 +203,80 @@ def test_intervals_in_tokens_follow_the_block_size():
         (("--model", "nosuch"), "--model nosuch: unknown preset"),
         (("--tile", "700"), "--tile 700: expected a multiple of the blocks of talk, 512"),
         (("--tile", "1024", "--placements", "every:1"), "off the grid of 1024 tokens"),
+        (("--tile", "1024", "--placements", "vllm:512"), "off the grid of 1024 tokens"),
+        (("--placements", "every:x"), "placement 'every' takes interval: int; got 'x'"),
+        (("--placements", "tail|every:700tok"), "no whole number of blocks of 512"),
+        (("--trace", "name="), "--trace name=: expected a path, or NAME=PATH"),
+        (("--max-requests", "0"), "--max-requests 0: expected at least 1"),
         (("--kv-gb", "0"), "--kv-gb 0.0: expected more than 0"),
         (("--workers", "0"), "--workers 0: expected at least 1"),
     ],
 )
 def test_wrong_use_is_one_clear_line(arguments, message, trace, tmp_path, capsys):
+    check_refused(tmp_path, trace, arguments, message, capsys)
+
+
+def check_refused(tmp_path, trace, arguments, message, capsys):
+    """One line, no traceback, a code that is not 0, and nothing left behind."""
     with pytest.raises(SystemExit) as stopped:
         run(tmp_path / "run", trace, *arguments)
-    error = capsys.readouterr().err.splitlines()
+    shown = capsys.readouterr()
     assert stopped.value.code == 2
-    assert message in error[-1]
+    assert shown.out == ""
+    (line,) = shown.err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+    assert not (tmp_path / "run").exists()
+
+
+def broken(tmp_path, trace, change):
+    """The trace with a change made to its lines."""
+    rows = [json.loads(line) for line in trace.read_text().splitlines()]
+    change(rows)
+    path = tmp_path / "broken.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def swap_times(rows):
+    rows[3]["timestamp"], rows[4]["timestamp"] = rows[4]["timestamp"], rows[3]["timestamp"]
+
+
+def swap_ids(rows):
+    ids = rows[2]["hash_ids"]
+    ids[1], ids[2] = ids[2], ids[1]
+
+
+def other_chain(rows):
+    rows[5]["hash_ids"][1] = 2  # what came after block 1 comes after block 2
+
+
+def drop_field(rows):
+    del rows[1]["input_length"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (swap_times, "broken.jsonl:5: timestamp: expected at least the one of the line before"),
+        (swap_ids, "broken.jsonl:3: hash_ids[2]: ids out of order, expected more than"),
+        (other_chain, "broken.jsonl:6: ids out of order: block 2"),
+        (drop_field, "broken.jsonl:2: lacks 'input_length', expected an integer of at least 1"),
+        (list.clear, "broken.jsonl: holds no request"),
+    ],
+)
+def test_a_trace_out_of_order_is_one_clear_line(change, message, trace, tmp_path, capsys):
+    check_refused(tmp_path, broken(tmp_path, trace, change), (), message, capsys)
+
+
+def test_a_table_that_cannot_be_written_is_refused_first(trace, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    for table, message in (
+        (tmp_path, "expected a file, found a folder"),
+        (tmp_path / "file" / "table.md", "file"),
+    ):
+        check_refused(tmp_path, trace, ("--table", table), f"--table {table}: ", capsys)
+        check_refused(tmp_path, trace, ("--table", table), message, capsys)
 
 
 def test_two_traces_of_one_name_need_names(trace):

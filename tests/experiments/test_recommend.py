@@ -79,13 +79,28 @@ def test_choices_fit_the_grid():
         assert any(choice.only_interval for choice in found)
 
 
-def test_a_budget_without_room_for_a_snapshot_is_refused(trace, capsys):
-    with pytest.raises(SystemExit):
-        run(trace, "--model", "bamba-9b", "--budget-gb", "0.2")
-    assert "--budget-gb 0.2: half of it must hold a snapshot of bamba-9b" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        run(trace, "--budget-gb", "0")
-    assert "--budget-gb 0.0: expected a number above 0" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("--model", "bamba-9b", "--budget-gb", "0.2"),
+            "--budget-gb 0.2: half of it must hold a snapshot of bamba-9b",
+        ),
+        (("--budget-gb", "0"), "--budget-gb 0.0: expected a number above 0"),
+        (("--budget-gb", "inf"), "--budget-gb inf: expected a number above 0"),
+        (("--budget-gb", "1", "--model", "nosuch"), "--model nosuch: unknown preset"),
+        (("--budget-gb", "1", "--tile", "100"), "--tile 100: expected a multiple of the blocks"),
+        (("--budget-gb", "1", "--trace", "nosuch.jsonl"), "nosuch.jsonl: cannot be read"),
+    ],
+)
+def test_wrong_use_is_one_clear_line(arguments, message, trace, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        run(trace, *arguments)
+    shown = capsys.readouterr()
+    (line,) = shown.err.splitlines()
+    assert (stopped.value.code, shown.out) == (2, "")
+    assert line.startswith("error: ")
+    assert message in line
 
 
 def measured_run(path, times, experiment="ablate_interval", lengths=(640, 1280, 6400)):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from experiments.traces import read_trace, trace_requests
 from planner.costs import AttentionCost, CostModel, prefill_flops
 from planner.eviction import Budget
-from planner.placement import parse_placement
+from planner.placement import PlacementPolicy, parse_placement
 from planner.prefix_paths import PrefixPaths, restored_by_interval, restored_by_tails
 from planner.session import Scheduling
 from planner.simulator import Timing, simulate
@@ -86,8 +86,15 @@ def test_wrong_use_is_named():
     requests = make_trace([("ab", 1), ("abc", 1)])
     with pytest.raises(ValueError, match="snapshot_bytes is 49; expected at least one snapshot"):
         simulate(requests, placed("last"), COSTS, budget=Budget(snapshot_bytes=49))
-    with pytest.raises(ValueError, match="trace out of order"):
+    with pytest.raises(ValueError, match="total_bytes is 49; expected at least one snapshot"):
+        simulate(requests, placed("last"), COSTS, budget=Budget(total_bytes=49))
+    with pytest.raises(ValueError, match="out of order: expected request 0 at place 0, got requ"):
         simulate(requests[::-1], placed("last"), COSTS)
+    late = [dataclasses.replace(requests[0], arrival_s=2.0), requests[1]]
+    with pytest.raises(
+        ValueError, match=r"request 1 arrives at 1\.0 s, before request 0 at 2\.0 s"
+    ):
+        simulate(late, placed("last"), COSTS)
     with pytest.raises(ValueError, match="concurrency must be at least 1, got 0"):
         simulate(requests, placed("last"), COSTS, concurrency=0)
     with pytest.raises(ValueError, match="multiple of block_size"):
@@ -96,22 +103,30 @@ def test_wrong_use_is_named():
         parse_placement("nosuch")
 
 
-class OffGrid:
-    """A placement that plans a position inside a tile."""
+class Planned(PlacementPolicy):
+    """A placement that plans what it is told to."""
+
+    spec = "planned"
+
+    def __init__(self, *positions):
+        self.wanted = positions
 
     def positions(self, context):
-        return (context.grid - 1,)
-
-    def observe(self, context):
-        pass
-
-    def spec(self):
-        return "off_grid"
+        return self.wanted
 
 
-def test_a_placement_off_the_grid_is_named():
-    scheduling = dataclasses.replace(placed("last"), placement=OffGrid())
-    with pytest.raises(ValueError, match="grid"):
+@pytest.mark.parametrize(
+    ("positions", "message"),
+    [
+        ((3,), "placement 'planned' asks for position 3, off the grid of 4 tokens"),
+        ((4, 6), "placement 'planned' asks for position 6, off the grid of 4 tokens"),
+        ((8, 4), r"placement 'planned' must ascend within \(0, 13\], got \(8, 4\)"),
+        ((16,), r"placement 'planned' must ascend within \(0, 13\], got \(16,\)"),
+    ],
+)
+def test_a_placement_off_the_grid_is_named(positions, message):
+    scheduling = dataclasses.replace(placed("last"), placement=Planned(*positions))
+    with pytest.raises(ValueError, match=message):
         simulate(make_trace([("abc", 1)]), scheduling, COSTS)
 
 
