@@ -171,7 +171,7 @@ class Trainer:
             params = optax.apply_updates(state.params, updates)
             figures = {
                 "loss_bits_per_byte": mean / math.log(2),
-                "gradient_norm": optax.global_norm(gradient),
+                "gradient_norm": optax.tree.norm(gradient),
                 "learning_rate": self.recipe.schedule()(state.step),
             }
         return TrainState(params, optimizer, state.step + 1), figures

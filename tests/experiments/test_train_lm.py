@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from experiments import train_lm
@@ -73,6 +74,7 @@ def test_the_command_that_is_published_names_no_place():
 
 
 @pytest.mark.slow
+@jax.numpy_dtype_promotion("standard")  # as outside of tests; bf16 attention of jax needs it
 def test_a_quick_run_is_whole_and_tells_no_place(text, tmp_path, capsys):
     out = tmp_path / "run"
     call("--quick", "--data", text, "--out", out, f"--compilation-cache={tmp_path / 'cache'}")
