@@ -8,7 +8,8 @@ underscore. From the ground up:
     interner, radix_tree,
     holdings, prefix_index        what is held, and what a request may reuse
     eviction, eviction_policies,
-    served_demand                 what goes first when memory is short
+    served_demand,
+    demand_constants              what goes first when memory is short
     session, report               the life of a request, and its account
     trace, costs, simulator       replaying a recorded workload without a model
     prefix_paths, interval_flow,

@@ -5,22 +5,18 @@ positions two histograms are kept, events (asked for again at that age) and expo
 at that age, asked for or not), so that positions whose next use is still to come count too.
 """
 
+import math
+
 import numpy as np
 from jaxtyping import Float64, Int64
 from numpy import ndarray
+
+from planner.demand_constants import DemandConstants
 
 BUCKETS = 64
 _PER_OCTAVE = 4
 _EDGES = 2.0 ** (np.arange(BUCKETS + 1) / _PER_OCTAVE) - 1
 _WIDTHS = np.diff(_EDGES)
-_KERNEL = np.exp(-0.5 * (np.arange(-4, 5) / 1.5) ** 2)
-_KERNEL /= _KERNEL.sum()
-_PRIOR_HAZARD = 0.15 / (_EDGES[:-1] + 1)
-"""Before anything is learnt: as if the time to the next use were spread evenly over its logarithm,
-which ranks by age, as LRU does."""
-_PRIOR_EVENTS = 3.0
-"""How many events the prior, the average of all, and that of the group are worth, each spread over
-the octaves of age; and how many the average of neighbouring ages is worth, at every age."""
 
 
 def bucket_of(age: Float64[ndarray, " n"]) -> Int64[ndarray, " n"]:
@@ -41,10 +37,17 @@ class ReuseStatistics:
     Args:
         groups: how many groups there are.
         per_group: classes in each; class c belongs to group c // per_group.
+        constants: width of the kernel and the priors; None for the defaults.
     """
 
-    def __init__(self, groups: int, per_group: int) -> None:
+    def __init__(
+        self, groups: int, per_group: int, constants: DemandConstants | None = None
+    ) -> None:
         """Start with nothing learnt."""
+        constants = constants or DemandConstants()
+        self._kernel = _kernel(constants.kernel_buckets)
+        self._prior_events = constants.prior_events
+        self._prior_hazard = constants.prior_hazard / (_EDGES[:-1] + 1)
         classes = groups * per_group
         self._per_group = per_group
         self._events = np.zeros((classes, BUCKETS))
@@ -82,16 +85,38 @@ class ReuseStatistics:
         by_group = (-1, self._per_group, BUCKETS)
         group_events = self._events.reshape(by_group).sum(1)
         group_exposure = exposure.reshape(by_group).sum(1)
-        overall = _hazard(group_events.sum(0), group_exposure.sum(0), _PRIOR_HAZARD)
+        overall = self._hazard(group_events.sum(0), group_exposure.sum(0), self._prior_hazard)
         hazards = [
-            _hazard(
+            self._hazard(
                 self._events[kind],
                 exposure[kind],
-                _hazard(group_events[group], group_exposure[group], overall),
+                self._hazard(group_events[group], group_exposure[group], overall),
             )
             for kind, group in enumerate(np.arange(len(exposure)) // self._per_group)
         ]
         return _gittins(np.stack(hazards))
+
+    def _hazard(
+        self,
+        events: Float64[ndarray, " b"],
+        exposure: Float64[ndarray, " b"],
+        prior: Float64[ndarray, " b"],
+    ) -> Float64[ndarray, " b"]:
+        """Events per exposure, drawn towards neighbouring ages, and these towards a prior."""
+        nearby = _drawn(
+            np.convolve(events, self._kernel, "same"),
+            np.convolve(exposure, self._kernel, "same"),
+            prior,
+            self._prior_events * _PER_OCTAVE / BUCKETS,
+        )
+        return _drawn(events, exposure, nearby, self._prior_events)
+
+
+def _kernel(width: float) -> Float64[ndarray, " taps"]:
+    """Weights of neighbouring buckets, out to two and a half standard deviations."""
+    reach = math.ceil(2.5 * width)
+    weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
+    return weights / weights.sum()
 
 
 def _exposure_so_far(
@@ -106,21 +131,6 @@ def _exposure_so_far(
     passed = np.concatenate([passed[:, 1:], np.zeros((classes, 1))], axis=1) * _WIDTHS
     np.add.at(passed, (kinds, buckets), np.maximum(ages - _EDGES[buckets], 0.5))
     return passed
-
-
-def _hazard(
-    events: Float64[ndarray, " b"],
-    exposure: Float64[ndarray, " b"],
-    prior: Float64[ndarray, " b"],
-) -> Float64[ndarray, " b"]:
-    """Events per exposure, drawn towards that of neighbouring ages, and this towards a prior."""
-    nearby = _drawn(
-        np.convolve(events, _KERNEL, "same"),
-        np.convolve(exposure, _KERNEL, "same"),
-        prior,
-        _PRIOR_EVENTS * _PER_OCTAVE / BUCKETS,
-    )
-    return _drawn(events, exposure, nearby, _PRIOR_EVENTS)
 
 
 def _drawn(

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from planner.demand_constants import DemandConstants
 from planner.eviction import Candidate, EvictionPolicy, LeastRecentlyUsed
 from planner.radix_tree import Node, Snapshot
 from planner.reuse_statistics import ReuseStatistics, bucket_of
@@ -32,11 +33,6 @@ _LEAF, _PASSED, _SHARED, _FORK = range(4)
 _LEVELS = 4
 """Turns 0, 1, 2-3, 4 and more; uses 0, 1, 2, 3 and more."""
 _LEARN_EVERY = 100
-_FORGET = 0.98
-"""A learning step's share of the old counts."""
-_REMEMBERED = 6
-"""Positions remembered for each snapshot held."""
-
 
 _Name = tuple[int, int]
 
@@ -63,15 +59,17 @@ class ServedDemand(EvictionPolicy):
     name = "served_demand"
     tracks_gaps = True
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, constants: DemandConstants | None = None) -> None:
         """Start with nothing held and nothing learnt.
 
         Args:
             block_size: the index's, tokens.
+            constants: what it takes for given; None for the defaults.
         """
+        self.constants = constants or DemandConstants()
         self._block_size = block_size
         self._blocks = LeastRecentlyUsed()
-        self._statistics = ReuseStatistics(4, _LEVELS * _LEVELS)
+        self._statistics = ReuseStatistics(4, _LEVELS * _LEVELS, self.constants)
         self._index: np.ndarray | None = None
         self._clock = 0
         self._turn = 0
@@ -184,7 +182,7 @@ class ServedDemand(EvictionPolicy):
         count = len(self._owner)
         ages = self._clock - self._asked[:count]
         self._index = self._statistics.indices(self._class[:count], ages)
-        self._statistics.forget(_FORGET)
+        self._statistics.forget(self.constants.forget)
 
     def _take_in(self, snapshot: Snapshot) -> int:
         slot = self._remember(snapshot.node, snapshot.position).slot
@@ -218,7 +216,7 @@ class ServedDemand(EvictionPolicy):
         return int(node.ids[block - node.start]), position
 
     def _new_slot(self, owner: _Name) -> int:
-        if len(self._owner) > _REMEMBERED * len(self._held) + 1024:
+        if len(self._owner) > self.constants.remembered * len(self._held) + 1024:
             self._drop_oldest()
         slot = len(self._owner)
         self._owner.append(owner)

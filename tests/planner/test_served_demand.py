@@ -3,16 +3,19 @@
 import gc
 import pickle
 import random
+import re
 
 import numpy as np
 import pytest
 
 from planner.costs import CostModel
+from planner.demand_constants import DemandConstants
 from planner.eviction import Budget
 from planner.eviction_policies import make_eviction
 from planner.placement import parse_placement
 from planner.prefix_index import PrefixIndex
 from planner.radix_tree import Snapshot
+from planner.served_demand import ServedDemand
 from planner.session import CacheSession, Scheduling
 from planner.simulator import simulate
 from planner.trace import TraceRequest
@@ -159,3 +162,58 @@ def test_a_cache_that_is_emptied_goes_on_like_a_new_one_that_has_learnt():
 @pytest.mark.parametrize("kind", ["kv", "snapshot", None])
 def test_an_empty_cache_has_nothing_to_pick(kind):
     assert make_eviction("served_demand", COSTS, BLOCK).pick(kind) is None
+
+
+SPELLED_OUT = DemandConstants(
+    remembered=6, forget=0.98, kernel_buckets=1.5, prior_events=3.0, prior_hazard=0.15
+)
+
+
+def accounts(requests, eviction, snapshots=8):
+    return [r.report for r in replay(requests, eviction, snapshots).requests]
+
+
+def test_without_constants_it_takes_the_documented_ones():
+    requests = trace_of(mixture(1, 300, range(6)))
+    named, bare, spelled = (
+        accounts(requests, eviction, 3)
+        for eviction in ("served_demand", ServedDemand(BLOCK), ServedDemand(BLOCK, SPELLED_OUT))
+    )
+    assert named == bare == spelled
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"forget": 0.5}, {"kernel_buckets": 6.0}, {"prior_events": 50.0}, {"prior_hazard": 1e-4}],
+)
+def test_each_constant_reaches_the_decisions(change):
+    requests = trace_of(mixture(1, 300, range(6)))
+    assert accounts(requests, ServedDemand(BLOCK, DemandConstants(**change)), 3) != accounts(
+        requests, "served_demand", 3
+    )
+
+
+def test_fewer_positions_are_remembered_where_fewer_are_asked_for():
+    def size(remembered):
+        policy = ServedDemand(BLOCK, DemandConstants(remembered=remembered))
+        replay(trace_of(mixture(0, 1500, range(6))), policy, snapshots=50)
+        return len(policy._known)
+
+    assert size(1) <= 1024 + 50 < size(12) <= 1024 + 600
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"remembered": 0}, "remembered must be at least 1, got 0"),
+        ({"remembered": 2.5}, "remembered must be an integer, got 2.5"),
+        ({"forget": 0.0}, "forget must be above 0 and at most 1, got 0.0"),
+        ({"forget": 1.01}, "forget must be above 0 and at most 1, got 1.01"),
+        ({"kernel_buckets": 13.0}, "kernel_buckets must be above 0 and at most 12, got 13.0"),
+        ({"prior_events": float("inf")}, "prior_events must be above 0 and finite, got inf"),
+        ({"prior_hazard": float("nan")}, "prior_hazard must be above 0 and at most 1, got nan"),
+    ],
+)
+def test_a_constant_out_of_range_is_refused_by_name(change, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        DemandConstants(**change)
