@@ -36,7 +36,13 @@ from experiments.policy_cells import (
     describe_cell,
     run_tasks,
 )
-from experiments.policy_options import ReplayOptions, TraceSource, describe_trace, placement_for
+from experiments.policy_options import (
+    ReplayOptions,
+    TraceSource,
+    check_table,
+    describe_trace,
+    placement_for,
+)
 from experiments.progress import SweepProgress
 from experiments.run_folder import RunFolder
 from planner.eviction import Budget
@@ -105,14 +111,7 @@ class ComparePolicies(ReplayOptions):
         Raises:
             UserError: two of one name.
         """
-        found = [self.source(text) for text in self.trace]
-        names = [source.name for source in found]
-        if len(set(names)) < len(names):
-            raise UserError(
-                f"--trace {' '.join(self.trace)}: expected different names, got {', '.join(names)};"
-                " NAME=PATH gives one"
-            )
-        return found
+        return self.sources_of(self.trace)
 
     def budgets(self, requests: int) -> tuple[int, ...]:
         """Numbers of snapshots for a trace of so many requests, ascending."""
@@ -232,7 +231,7 @@ def unfinished(run: RunFolder, tasks: Sequence[Task]) -> list[Task]:
     return found
 
 
-def run_missing(options: ComparePolicies, run: RunFolder, tasks: Sequence[Task]) -> None:
+def run_missing(options: ReplayOptions, run: RunFolder, tasks: Sequence[Task]) -> None:
     """Run what is missing and record each cell as it comes."""
     count = sum(len(_cells(task)) for task in tasks)
     with SweepProgress(count, 1, "replays") as progress:
@@ -258,11 +257,7 @@ def main() -> None:
         check_policies(options, source, requests)
         tasks += tasks_of(options, source, requests)
         described.append(describe_trace(source.name, requests))
-    if options.table is not None:
-        with as_user_error(f"--table {options.table}"):
-            options.table.parent.mkdir(parents=True, exist_ok=True)
-            if options.table.is_dir():
-                raise ValueError("expected a file, found a folder")
+    check_table(options.table)
     environment = describe_environment(devices=False)
     config = options.config(described)
     with RunFolder.open(options.out, "compare_policies", config, environment) as run:

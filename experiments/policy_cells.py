@@ -15,10 +15,12 @@ from experiments.errors import UserError
 from experiments.policy_options import TraceSource, placement_for
 from planner.clairvoyant import Clairvoyant
 from planner.costs import CostModel
+from planner.demand_constants import DemandConstants
 from planner.eviction import Budget, EvictionPolicy
 from planner.eviction_policies import EVICTIONS, make_eviction
 from planner.offline import offline_bounds
 from planner.prefix_paths import PrefixPaths
+from planner.served_demand import ServedDemand
 from planner.session import Scheduling
 from planner.simulator import SimulationResult, Timing, simulate
 from planner.trace import TraceRequest
@@ -95,6 +97,7 @@ class Replay:
         cell: parameters of the cell.
         placement, eviction: the policy.
         budget: limits in bytes.
+        constants: of served demand; None for the defaults.
     """
 
     setting: Setting
@@ -102,6 +105,7 @@ class Replay:
     placement: str
     eviction: str
     budget: Budget
+    constants: DemandConstants | None = None
 
     def run(self) -> list[tuple[Row, Row]]:
         """Replay the trace; (cell, its row)."""
@@ -126,6 +130,8 @@ class Replay:
     def _policy(self, block_size: int) -> EvictionPolicy:
         if self.eviction == Clairvoyant.name:
             return Clairvoyant(_paths(self.setting.source, self.setting.tile))
+        if self.eviction == ServedDemand.name and self.constants is not None:
+            return ServedDemand(block_size, self.constants)
         return make_eviction(self.eviction, self.setting.costs, block_size)
 
 
@@ -275,5 +281,7 @@ def _run(task: Task) -> list[tuple[Row, Row]]:
 def describe_cell(cell: Row) -> str:
     """A cell in a few words."""
     what = "bound" if "placement" not in cell else f"{cell['placement']} + {cell['eviction']}"
+    if "constants" in cell:
+        what += f" ({cell['constants']})"
     limit = f"{cell['snapshots']} snapshots" if "snapshots" in cell else f"{cell['budget_gb']:g} GB"
     return f"{cell['trace']}, {what}, {limit}"

@@ -168,6 +168,21 @@ class ReplayOptions:
         """The trace that a command-line argument names."""
         return TraceSource.parse(text, self.max_requests, self.block_size)
 
+    def sources_of(self, texts: Sequence[str]) -> list[TraceSource]:
+        """The traces that --trace names.
+
+        Raises:
+            UserError: two of one name.
+        """
+        found = [self.source(text) for text in texts]
+        names = [source.name for source in found]
+        if len(set(names)) < len(names):
+            raise UserError(
+                f"--trace {' '.join(texts)}: expected different names, got {', '.join(names)};"
+                " NAME=PATH gives one"
+            )
+        return found
+
     def tile_for(self, requests: Sequence[TraceRequest], name: str) -> int:
         """The tile for a trace.
 
@@ -213,6 +228,22 @@ class ReplayOptions:
         if self.timing_from is None:
             return f"Times assume prefill at {how} a request, without queues (not measured)."
         return f"Times follow {self.timing_from.name}, which measured {how} a request; no queues."
+
+
+def check_table(path: Path | None) -> None:
+    """Refuse a --table that cannot be written, before anything runs; its folder is made.
+
+    Args:
+        path: the Markdown file; None for none.
+
+    Raises:
+        UserError: a folder, or a place where no folder can be made.
+    """
+    if path is not None:
+        with as_user_error(f"--table {path}"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_dir():
+                raise ValueError("expected a file, found a folder")
 
 
 def preset_costs(name: str, dtype: str, option: str) -> CostModel:

@@ -1,11 +1,11 @@
 """Tables, plots and the page of a policy comparison; reads config.json and metrics.jsonl only."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.errors import as_user_error
+from experiments.files import replace_file
 from experiments.policy_cells import COMPARED_EVICTIONS, PLACEMENTS
 from experiments.policy_standings import (
     OWN,
@@ -23,7 +23,7 @@ from experiments.policy_standings import (
     title,
 )
 from experiments.run_folder import read_config, read_rows
-from experiments.tables import print_table, write_csv
+from experiments.tables import markdown_table, print_lines, print_table, write_csv
 
 SUMMARY = (
     "trace",
@@ -187,9 +187,7 @@ def report(folder: Path, table: Path | None = None, shown: int = 10) -> None:
     (folder / "tables.md").write_text(markdown)
     if table is not None:
         with as_user_error(f"--table {table}"):
-            part = table.with_name(table.name + ".part")
-            part.write_text(markdown)
-            os.replace(part, table)
+            replace_file(table, markdown)
     print(f"\n{folder}: index.html, tables.md, summary.csv, metrics.jsonl, plots as PNG")
 
 
@@ -205,13 +203,6 @@ def _narrow(lines: list[tuple[Any, ...]]) -> tuple[tuple[str, ...], list[tuple[A
             found.append(("", "", "", "", f"+ {eviction}", *("" for _ in rest)))
         before = trace
     return header, found
-
-
-def print_lines(text: str) -> None:
-    """Print a paragraph, wrapped like the tables."""
-    from rich.console import Console
-
-    Console(highlight=False).print(text, markup=False)
 
 
 def _flat(row: Row, found: Sequence[Standing]) -> Row:
@@ -262,10 +253,6 @@ def as_markdown(config: Row, found: Sequence[Standing]) -> str:
         The text.
     """
     asked = config["config"]
-    commits = ", ".join(
-        (commit["commit"] or "unknown")[:10] + (" with changes" if commit["dirty"] else "")
-        for commit in config["commits"]
-    )
     omitted = [
         f"`{name}`"
         for names, asked_for in ((PLACEMENTS, "placements"), (COMPARED_EVICTIONS, "evictions"))
@@ -275,38 +262,19 @@ def as_markdown(config: Row, found: Sequence[Standing]) -> str:
     lines = [
         "# Placement and eviction of snapshots on recorded traces",
         "",
-        "Written by",
-        "",
-        f"    {command(config)} --table FILE",
-        "",
-        f"at commit {commits}, Python {config['environment']['python']}, numpy "
-        f"{config['environment']['numpy']}. Model {asked['model']} ({asked['dtype']}): "
-        f"{asked['snapshot_bytes']:,} bytes a snapshot, {asked['kv_bytes_per_token']:,} bytes of "
-        "keys and values a token; these have "
-        + ("unlimited room." if asked["kv_gb"] is None else f"{asked['kv_gb']:g} GB.")
+        *written_by(command(config)),
+        made_with(config)
         + (
             f" Not run of what the command compares by default: {', '.join(omitted)}."
             * bool(omitted)
         ),
         "",
-        *_markdown_table(
-            ("trace", "requests", "prompt tokens", "block", "digest"),
-            [
-                (
-                    trace["name"],
-                    f"{trace['requests']:,}",
-                    f"{trace['prompt_tokens']:,}",
-                    trace["block_size"],
-                    trace["digest"],
-                )
-                for trace in asked["traces"]
-            ],
-        ),
+        *traces_table(config),
         "## Against the offline bound",
         "",
         SUMMARY_NOTE,
         "",
-        *_markdown_table(
+        *markdown_table(
             [name.replace("-\n", "").replace("\n", " ") for name in SUMMARY],
             summary(found, asked["snapshot_bytes"]),
         ),
@@ -318,17 +286,60 @@ def as_markdown(config: Row, found: Sequence[Standing]) -> str:
             "",
             f"{GRID_NOTE} {percent(ceiling)} of all prompt tokens match. {bound_words(here)}",
             "",
-            *_markdown_table(grid_header(here), grid(here, ranking(here))),
+            *markdown_table(grid_header(here), grid(here, ranking(here))),
         ]
         known = ranking(here, knowing=True)
         if known:
-            lines += [KNOWING_NOTE, "", *_markdown_table(grid_header(here), grid(here, known))]
+            lines += [KNOWING_NOTE, "", *markdown_table(grid_header(here), grid(here, known))]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _markdown_table(header: Sequence[str], lines: Sequence[Sequence[Any]]) -> list[str]:
-    def line(cells: Sequence[Any]) -> str:
-        texts = ("" if cell is None else str(cell).replace("|", "\\|") for cell in cells)
-        return f"| {' | '.join(texts)} |"
+def written_by(line: str) -> list[str]:
+    """Lines of a Markdown file that say which command wrote it."""
+    return ["Written by", "", f"    {line} --table FILE", ""]
 
-    return [line(header), "|" + "---|" * len(header), *map(line, lines), ""]
+
+def made_with(config: Row) -> str:
+    """Commits, versions and what the model weighs, in sentences that follow the command.
+
+    Args:
+        config: of the run folder.
+
+    Returns:
+        The text.
+    """
+    asked, environment = config["config"], config["environment"]
+    commits = ", ".join(
+        (commit["commit"] or "unknown")[:10] + (" with changes" if commit["dirty"] else "")
+        for commit in config["commits"]
+    )
+    return (
+        f"at commit {commits}, Python {environment['python']}, numpy {environment['numpy']}. "
+        f"Model {asked['model']} ({asked['dtype']}): {asked['snapshot_bytes']:,} bytes a snapshot, "
+        f"{asked['kv_bytes_per_token']:,} bytes of keys and values a token; these have "
+        + ("unlimited room." if asked["kv_gb"] is None else f"{asked['kv_gb']:g} GB.")
+    )
+
+
+def traces_table(config: Row) -> list[str]:
+    """Lines of a Markdown table of the traces of a run.
+
+    Args:
+        config: of the run folder.
+
+    Returns:
+        The lines.
+    """
+    return markdown_table(
+        ("trace", "requests", "prompt tokens", "block", "digest"),
+        [
+            (
+                trace["name"],
+                f"{trace['requests']:,}",
+                f"{trace['prompt_tokens']:,}",
+                trace["block_size"],
+                trace["digest"],
+            )
+            for trace in config["config"]["traces"]
+        ],
+    )

@@ -17,6 +17,7 @@ from experiments import (
     bench_against_torch,
     bench_kernels_report,
     bench_prefill,
+    leave_one_out_report,
     policy_report,
     tail_split,
 )
@@ -31,6 +32,7 @@ HEADLINES: dict[str, Callable[[Rows], str]] = {
     "bench_kernels": bench_kernels_report.headline,
     "bench_prefill": bench_prefill.headline,
     "compare_policies": policy_report.headline,
+    "leave_one_out": leave_one_out_report.headline,
     "tail_split": tail_split.headline,
     "train_lm": training_report.headline,
 }

@@ -48,6 +48,32 @@ def write_csv(path: str | os.PathLike[str], rows: Sequence[dict[str, Any]]) -> N
         writer.writerows(rows)
 
 
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """A table as the lines of a Markdown file, with an empty one at the end.
+
+    Args:
+        header: column names.
+        rows: cells; None is left empty.
+
+    Returns:
+        The lines.
+
+    >>> markdown_table(["pair"], [["last|match"], [None]])
+    ['| pair |', '|---|', '| last\\\\|match |', '|  |', '']
+    """
+
+    def line(cells: Sequence[Any]) -> str:
+        texts = ("" if cell is None else str(cell).replace("|", "\\|") for cell in cells)
+        return f"| {' | '.join(texts)} |"
+
+    return [line(header), "|" + "---|" * len(header), *map(line, rows), ""]
+
+
+def print_lines(text: str) -> None:
+    """Print a paragraph, wrapped like the tables."""
+    Console(highlight=False).print(text, markup=False)
+
+
 def seconds(value: float | None) -> str | None:
     """A time with three digits and its unit.
 
