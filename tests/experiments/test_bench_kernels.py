@@ -2,6 +2,7 @@
 
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,20 +13,22 @@ from experiments.kernel_cases import CASES
 from experiments.run_folder import read_rows
 
 
+@pytest.mark.usefixtures("quick_compiles")
 @pytest.mark.parametrize("name", ["mamba2-2.7b", "qwen3-next", "recurrentgemma-2b"])
 def test_baselines_compute_the_same_recurrence(name) -> None:
     case = CASES[name].shrunk()
     inputs = case.inputs(24, "float32")
-    y, final, captured = case.scan(inputs, "reference", jnp.array([[9]], jnp.int32))
-    states = case.associative(inputs)
+    scan = jax.jit(case.scan, static_argnums=1)
+    y, final, captured = scan(inputs, "reference", jnp.array([[9]], jnp.int32))
+    states = jax.jit(case.associative)(inputs)
     if case.op == "linear":
         np.testing.assert_allclose(states, y, rtol=1e-5, atol=1e-5)
         return
     np.testing.assert_allclose(states[-1], final[0, 0], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(states[8], captured[0, 0, 0], rtol=1e-4, atol=1e-5)
     pieces = case.pieces(inputs, (9, 24))
-    first = case.scan(pieces[0], "xla")
-    second = case.scan(pieces[1], "xla", None, first.final_state)
+    first = scan(pieces[0], "xla")
+    second = scan(pieces[1], "xla", None, first.final_state)
     np.testing.assert_allclose(first.final_state, captured[:, 0], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(second.final_state, final, rtol=1e-4, atol=1e-5)
 
