@@ -96,10 +96,12 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     path = Path(folder) / CONFIG
     try:
         content = json.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: not there, so {folder} is no run folder") from error
+    except OSError as error:
+        raise UserError(f"{folder}: expected a run folder; {path}: {error.strerror}") from error
     except ValueError as error:
         raise UserError(f"{path}: not valid JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected a JSON object, got a {type(content).__name__}")
     missing = {"experiment", "config", "environment", "format"} - set(content)
     if missing:
         raise UserError(f"{path}: lacks {', '.join(sorted(missing))}")

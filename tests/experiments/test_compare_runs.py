@@ -84,7 +84,7 @@ def test_wrong_use_is_named(tmp_path):
     other = make_run(tmp_path / "b", [1.0], experiment="tail_split")
     with pytest.raises(UserError, match="expected two of one experiment"):
         compare_runs.run(CompareRuns(left, other))
-    with pytest.raises(UserError, match="is no run folder"):
+    with pytest.raises(UserError, match="expected a run folder"):
         compare_runs.run(CompareRuns(left, tmp_path / "nothing"))
     with pytest.raises(UserError, match="does not come from its parameters"):
         parameters_of({"cell": "0" * 16, "cell_rows": 1, "mode": "naive"})
