@@ -16,7 +16,8 @@ finished runs of compare_policies into account as well.
 
 Hardware: a CPU core a worker, about 1 GB of memory each for the largest trace.
 Expected time: 5 to 60 seconds a trace and set of constants for traces of ten thousand requests.
-Expected result: the constants hardly matter; what is spared, served demand spares under all.
+Expected result: the constants hardly matter; where snapshots are scarce, served demand wins under
+all of them, and where a published policy is near the bound, it loses under all.
 """
 
 import dataclasses

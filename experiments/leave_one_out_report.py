@@ -9,6 +9,7 @@ from typing import Any
 
 from experiments.errors import UserError, as_user_error
 from experiments.files import replace_file
+from experiments.policy_cells import PLACEMENTS
 from experiments.policy_report import made_with, traces_table, written_by
 from experiments.policy_standings import Pair, change, percent, title
 from experiments.run_folder import read_config, read_rows
@@ -213,7 +214,8 @@ def report(folder: Path, table: Path | None = None) -> None:
     """
     config, rows = read_config(folder), read_rows(folder)
     found = judged(rows)
-    print_table(f"\nLeave one out ({config['config']['model']})", SUMMARY, _narrow(found))
+    header, *lines = _narrow(found)
+    print_table(f"\nLeave one out ({config['config']['model']})", header, lines)
     print_lines(NOTE)
     print_table(
         "\nReplayed share by constants",
@@ -231,10 +233,16 @@ def report(folder: Path, table: Path | None = None) -> None:
 
 
 def _narrow(found: Sequence[Judged]) -> list[tuple[Any, ...]]:
-    """The summary at 80 columns: a pair on two lines."""
+    """The summary at 80 columns, header first: a pair on two lines, defaults in the other table."""
+    pair, defaults = SUMMARY.index("which pair"), SUMMARY.index("defaults")
     return [
-        tuple(cell.replace(" + ", "\n+ ") if i == 3 else cell for i, cell in enumerate(line))
-        for line in summary(found)
+        (
+            *line[:pair],
+            line[pair].replace(" + ", "\n+ "),
+            *line[pair + 1 : defaults],
+            *line[defaults + 1 :],
+        )
+        for line in (SUMMARY, *summary(found))
     ]
 
 
@@ -246,7 +254,6 @@ def command(config: Row, rows: Sequence[Row]) -> str:
     """The command that makes a run, with names in the place of paths."""
     asked = config["config"]
     names = [trace["name"] for trace in asked["traces"]]
-    ran = [row for row in rows if row["kind"] == "published" and "best_of" not in row]
     parts = [
         "python -m experiments.leave_one_out --trace",
         *(f"{name}=traces/{name}.jsonl.gz" for name in names),
@@ -255,13 +262,16 @@ def command(config: Row, rows: Sequence[Row]) -> str:
         "--vary",
         *asked["vary"],
         "--placements",
-        *(
-            f"'{spec}'" if "|" in spec else spec
-            for spec in dict.fromkeys(row["placement"] for row in ran)
-        ),
+        *(f"'{spec}'" if "|" in spec else spec for spec in _placements(rows)),
     ]
-    parts += ["--against DIR"] * (len(ran) < sum(row["kind"] == "published" for row in rows))
+    parts += ["--against DIR"] * any("best_of" in row for row in rows)
     return " ".join(parts) + (" --quick" if asked["quick"] else "")
+
+
+def _placements(rows: Sequence[Row]) -> list[str]:
+    """Placements that published evictions were replayed with in this run."""
+    ran = (row for row in rows if row["kind"] == "published" and "best_of" not in row)
+    return list(dict.fromkeys(row["placement"] for row in ran))
 
 
 def as_markdown(config: Row, rows: Sequence[Row]) -> str:
@@ -280,6 +290,7 @@ def as_markdown(config: Row, rows: Sequence[Row]) -> str:
         + (f" and the best of {judge.elsewhere} of an earlier run" if judge.elsewhere else "")
         for judge in found
     )
+    omitted = [f"`{spec}`" for spec in PLACEMENTS if spec not in _placements(rows)]
     commits = dict.fromkeys(
         (commit or "unknown")[:10] for row in rows for commit in row.get("commits", ())
     )
@@ -293,7 +304,12 @@ def as_markdown(config: Row, rows: Sequence[Row]) -> str:
         "## Against the best published policy",
         "",
         f"{NOTE} Published pairs that ran: {known}"
-        + (f" (at commit {', '.join(commits)})." if commits else "."),
+        + (f" (at commit {', '.join(commits)})." if commits else ".")
+        + (
+            f" Not run of the placements that compare_policies takes by default: "
+            f"{', '.join(omitted)}."
+        )
+        * bool(omitted),
         "",
         *markdown_table(
             [name.replace("-\n", "").replace("\n", " ") for name in SUMMARY], summary(found)

@@ -14,8 +14,10 @@ evicted or refused still teach:
              A  serves itself, x  B  serves itself, x
 
 Classes of positions: where they stand on their conversation's path, its turn, how often they were
-asked for. Constants are round numbers settled on the Mooncake conversation trace and a small agent
-trace ("magagent"); WEKA and miniswe played no part.
+asked for. The constants (`planner.demand_constants`) are round numbers settled on the Mooncake
+conversation trace and a small agent trace ("magagent"); WEKA and miniswe had no say in them, but
+the form of the policy was found with all four at hand. `python -m experiments.leave_one_out` picks
+the constants for each trace on the others alone.
 """
 
 from collections.abc import Iterator, Sequence

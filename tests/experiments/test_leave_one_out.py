@@ -132,6 +132,7 @@ def test_every_cell_is_there_and_the_table_follows_from_it(judged_run, traces):
         "short=traces/short.jsonl.gz --model tiny --snapshots 3 8 --vary forget prior_events "
         "--placements sglang --table FILE"
     ) in text
+    assert "Not run of the placements that compare_policies takes by default: `every:81" in text
     assert str(traces[0].parent) not in text + json.dumps(read_config(judged_run))
     shares = re.search(r"\| long \| 3 \| (\S+%) \| sglang \+ \w+ \| (\S+%) \| (\S+%) \|", text)
     own, best = found[0].own, min(found[0].published.values())
@@ -165,6 +166,7 @@ def test_finished_cells_are_skipped_and_more_placements_added(judged_run, traces
     shown = capsys.readouterr().out
     assert "0 of 20 cells to run" in shown
     assert max(len(line) for line in shown.splitlines() if str(judged_run) not in line) <= 80
+    assert "…" not in shown
     before = judged(read_rows(judged_run))
     content = (judged_run / METRICS).read_text()
     tables = (judged_run / "tables.md").read_text()
@@ -201,7 +203,7 @@ def test_finished_cells_are_skipped_and_more_placements_added(judged_run, traces
         (("--model", "nosuch"), "--model nosuch: unknown preset"),
         (("--tile", "700"), "--tile 700: expected a multiple of the blocks of long, 512"),
         (("--workers", "0"), "--workers 0: expected at least 1"),
-        (("--against", "nosuch"), "nosuch/config.json: not there"),
+        (("--against", "nosuch"), "nosuch/config.json: "),
     ],
 )
 def test_wrong_use_is_one_clear_line(arguments, message, traces, tmp_path, capsys):
