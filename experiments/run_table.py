@@ -72,7 +72,11 @@ def row(folder: Path) -> str:
     devices = dict.fromkeys(environment.get("devices", ()))
     machine = ", ".join((*devices, f"{environment['cpu_count']} cores"))
     versions = f"jax {environment['jax']}, Python {environment['python']}"
-    command = f"`{experiment} {'--quick' if config['config']['quick'] else ''}".rstrip() + "`"
+    options = config["config"]
+    command = f"`{experiment}{' --quick' if options['quick'] else ''}`"
+    inputs = options.get("traces") or [options[key] for key in ("workload",) if key in options]
+    if inputs:
+        command += " on " + ", ".join(f"{i['requests']:,} requests of {i['name']}" for i in inputs)
     cells = (config["created"][:10], command, commits, machine, versions)
     return f"| {' | '.join(cells)} | {HEADLINES[experiment](rows)} |"
 
