@@ -108,6 +108,7 @@ def _parts(runner: ModelRunner) -> dict[str, str]:
         "code": _code_digest(),
         "matmul_precision": f"{compute.precision}, else {_option('default_matmul_precision')}",
         "x64": _option("enable_x64"),
+        "optimizations": f"most off: {_option('disable_most_optimizations')}",
         "devices": "1, no mesh",
         "jax": jax.__version__,
         "jaxlib": jaxlib.__version__,

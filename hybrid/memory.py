@@ -34,17 +34,21 @@ class MemoryEstimate:
         return self.params_bytes + self.workspace_bytes + self.scratch_bytes + self.cache_bytes
 
 
-def available_bytes(device: jax.Device) -> int:
+def available_bytes(device: jax.Device | None) -> int:
     """Bytes free on `device`: its own report, or the host's available memory where it has none
-    (CPU)."""
-    stats = device.memory_stats() if device.platform != "cpu" else None
+    (a CPU, or None for the host itself)."""
+    stats = device.memory_stats() if device is not None and device.platform != "cpu" else None
     if stats and "bytes_limit" in stats:
         return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
     return int(psutil.virtual_memory().available)
 
 
-def check_memory(estimate: MemoryEstimate, device: jax.Device) -> None:
+def check_memory(estimate: MemoryEstimate, device: jax.Device | None) -> None:
     """Refuse a run that does not fit.
+
+    Args:
+        estimate: bytes by purpose.
+        device: where they go; None is the host, whatever platforms jax has started.
 
     Raises:
         InsufficientMemoryError: lists every purpose with its bytes and what is free.
@@ -55,9 +59,10 @@ def check_memory(estimate: MemoryEstimate, device: jax.Device) -> None:
             f"{field.name.removesuffix('_bytes')} {getattr(estimate, field.name) / 2**20:,.0f} MiB"
             for field in dataclasses.fields(estimate)
         )
+        where = "the host" if device is None else f"{device.platform} device {device.id}"
         raise InsufficientMemoryError(
             f"the run needs about {estimate.total_bytes / 2**20:,.0f} MiB ({parts}) but "
-            f"{device.platform} device {device.id} has {free / 2**20:,.0f} MiB free; lower the "
+            f"{where} has {free / 2**20:,.0f} MiB free; lower the "
             "capacity, the capture slots or the cache budget"
         )
 

@@ -8,6 +8,7 @@ what to restore, what to run and what to keep.
 import collections
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
@@ -66,7 +67,8 @@ class ModelRunner:
 
     Args:
         config: the architecture.
-        compute: dtypes, implementation, precision.
+        compute: dtypes, implementation, precision; a chunk that does not divide the tile becomes
+            their greatest common divisor.
         shapes: capacity, tile, slots.
         params: the model's `nnx.State`; None draws initial weights from `seed`.
         seed: of the initial weights.
@@ -87,6 +89,9 @@ class ModelRunner:
     ) -> None:
         unit = int(np.lcm(shapes.tile, compute.kv_tile))
         shapes = dataclasses.replace(shapes, capacity=-(-shapes.capacity // unit) * unit)
+        # The scans promise the bits of a shorter run at multiples of their chunk alone; so that
+        # every tile's end is one, the chunk is shortened to fit.
+        compute = dataclasses.replace(compute, chunk=math.gcd(compute.chunk, shapes.tile))
         self.config, self.compute, self.shapes = config, compute, shapes
         self.device = jax.devices()[0]
 

@@ -25,6 +25,7 @@ hypothesis.settings.load_profile("core")
 @pytest.fixture(scope="module")
 def quick_compiles():
     """For programs that run a few times only: they need not be fast."""
+    before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)
     yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    jax.config.update("jax_disable_most_optimizations", before)

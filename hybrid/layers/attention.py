@@ -105,14 +105,17 @@ class Attention(Part):
         batch, length = x_BTD.shape[:2]
         positions = jnp.broadcast_to(jnp.arange(length)[None, :], (batch, length))
         q, k, v, gate = self._project(x_BTD, positions, extra_BTE)
-        y = jax.nn.dot_product_attention(
-            q,
-            k,
-            v,
-            is_causal=True,
-            scale=spec.scale,
-            local_window_size=None if spec.window is None else (spec.window - 1, 0),
-        )
+        # It takes no precision of its own, and its default rounds fp32 operands on a TPU.
+        fp32 = self.compute.dtype == "float32"
+        with jax.default_matmul_precision(self.compute.precision if fp32 else "default"):
+            y = jax.nn.dot_product_attention(
+                q,
+                k,
+                v,
+                is_causal=True,
+                scale=spec.scale,
+                local_window_size=None if spec.window is None else (spec.window - 1, 0),
+            )
         return self._finish(y, gate, x_BTD.dtype)
 
     def prefill(

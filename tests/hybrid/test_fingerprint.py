@@ -83,10 +83,14 @@ def test_equal_environments_agree(base):
 def test_flags_and_precision_count(base, monkeypatch):
     _, known = base
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
-    with jax.default_matmul_precision("bfloat16"):
-        other = fingerprint(fresh())
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        with jax.default_matmul_precision("bfloat16"):
+            other = fingerprint(fresh())
+    finally:
+        jax.config.update("jax_disable_most_optimizations", False)
     names = [line.partition(":")[0] for line in known.differences(other.parts)]
-    assert names == ["matmul_precision", "xla_flags"]
+    assert names == ["matmul_precision", "optimizations", "xla_flags"]
 
 
 def test_difference_is_readable(base):
