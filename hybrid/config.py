@@ -66,6 +66,11 @@ class Branch:
     multiplier: float = 1.0
     injection: InjectionSpec | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse a branch that adds nothing."""
+        if not self.parts:
+            raise ValueError("Branch.parts is (); expected at least one part")
+
 
 Layer = tuple[Branch, ...]
 

@@ -42,10 +42,10 @@ def check_captures(shapes: RunnerConfig, wanted: Sequence[int], position: int) -
     per_tile = collections.Counter((p - 1) // shapes.tile for p in wanted)
     tile, most = max(per_tile.items(), key=lambda item: item[1], default=(0, 0))
     if most > shapes.tile_slots:
+        hint = "" if shapes.grid == "block" else "; grid 'block' takes positions off the tile grid"
         raise ValueError(
-            f"{most} captures fall into the tile at {tile * shapes.tile} but the runner's "
-            f"grid {shapes.grid!r} holds {shapes.tile_slots}; expected grid 'block' for positions "
-            "off the tile grid"
+            f"{most} captures fall into the tile at {tile * shapes.tile}; expected at most "
+            f"{shapes.tile_slots} with the runner's grid {shapes.grid!r}{hint}"
         )
     if any(p <= position for p in wanted):
         raise ValueError(f"captures are {list(wanted)}; expected above the position {position}")

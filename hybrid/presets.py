@@ -1,4 +1,4 @@
-"""Named configurations: one for tests, one sized for a CPU, and the published sizes."""
+"""Named configurations: for tests, sized for a CPU, with trained weights, and published sizes."""
 
 import dataclasses
 

@@ -103,8 +103,11 @@ def save_weights(path: Path, params: nnx.State) -> None:
         for key, leaf in nnx.to_flat_state(params)
     }
     part = path.with_name(path.name + ".part")
-    save_file(tensors, part)
-    part.replace(path)
+    try:
+        save_file(tensors, part)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _name(key: tuple[Any, ...]) -> str:

@@ -34,7 +34,7 @@ def read_config(path: str | Path) -> HybridConfig:
         CheckpointError: an unknown family, or an option that no part implements.
     """
     family, options = _identify(Path(path))
-    return family.config(options)
+    return _architecture(family, options)
 
 
 def read_end_tokens(path: str | Path) -> tuple[int, ...]:
@@ -52,7 +52,7 @@ def read_end_tokens(path: str | Path) -> tuple[int, ...]:
     """
     folder = Path(path)
     family, options = _identify(folder)
-    vocab_size = family.config(options).vocab_size
+    vocab_size = _architecture(family, options).vocab_size
     sources = [options.nested("text_config")]
     if (folder / GENERATION_CONFIG).exists():
         path = folder / GENERATION_CONFIG
@@ -90,7 +90,7 @@ def load_pretrained(path: str | Path, compute: Compute | None = None) -> HybridM
     folder = Path(path)
     compute = compute or Compute()
     family, options = _identify(folder)
-    config = family.config(options)
+    config = _architecture(family, options)
     abstract = nnx.eval_shape(lambda: HybridModel(config, compute, nnx.Rngs(params=0)))
     graphdef, state = nnx.split(abstract)
     shapes = dict(nnx.to_flat_state(state))
@@ -117,6 +117,18 @@ def _identify(folder: Path) -> tuple[Family, Options]:
             f"{', '.join(sorted(BY_MODEL_TYPE))}"
         )
     return BY_MODEL_TYPE[kind], Options(values, path)
+
+
+def _architecture(family: Family, options: Options) -> HybridConfig:
+    """The family's configuration; what a wrong option breaks in it names the file."""
+    try:
+        return family.config(options)
+    except CheckpointError:
+        raise
+    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
+        raise CheckpointError(
+            f"{options.path}: expected options of a {options.find('model_type')} model: {error}"
+        ) from error
 
 
 def _parse(target: str) -> Key:

@@ -7,6 +7,7 @@ view of it is copied.
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,10 @@ def _index(folder: Path) -> dict[str, str] | None:
     """Tensor -> shard from the index file; None where one file holds everything."""
     path = folder / INDEX
     if path.exists():
-        return dict(load_json(path).get("weight_map", {}))
+        shards = load_json(path).get("weight_map")
+        if not isinstance(shards, dict) or not all(isinstance(s, str) for s in shards.values()):
+            raise CheckpointError(f"{path}: expected weight_map, an object of tensor: shard")
+        return shards
     if not (folder / SINGLE).exists():
         raise CheckpointError(f"{folder}: holds neither {SINGLE} nor {INDEX}")
     return None
@@ -105,6 +109,8 @@ def load_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path}: not JSON: {error}") from error
     if not isinstance(value, dict):
@@ -113,7 +119,7 @@ def load_json(path: Path) -> dict[str, Any]:
 
 
 def _read_header(path: Path) -> Iterator[tuple[str, _Entry]]:
-    if not path.exists():
+    if not path.is_file():
         raise CheckpointError(f"{path}: no such shard")
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -128,15 +134,24 @@ def _read_header(path: Path) -> Iterator[tuple[str, _Entry]]:
             header = json.loads(file.read(length))
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise CheckpointError(f"{path}: the header is not JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{path}: the header is a {type(header).__name__}, not an object")
     header.pop("__metadata__", None)
     for name, fields in header.items():
-        begin, end = fields["data_offsets"]
+        try:
+            dtype, shape = str(fields["dtype"]), tuple(map(index, fields["shape"]))
+            begin, end = map(index, fields["data_offsets"])
+        except (LookupError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{path}: tensor {name}: expected dtype, shape and data_offsets, got {fields}"
+            ) from error
+        if not 0 <= begin <= end or min(shape, default=0) < 0:
+            raise CheckpointError(f"{path}: tensor {name}: impossible shape or span in {fields}")
         if start + end > size:
             raise CheckpointError(
                 f"{path}: {size} bytes, but tensor {name} ends at byte {start + end}: the file is "
                 "truncated"
             )
-        dtype, shape = fields["dtype"], tuple(fields["shape"])
         items = int(np.prod(shape, dtype=np.int64))
         if dtype in _DTYPES and end - begin != items * _DTYPES[dtype].itemsize:
             raise CheckpointError(

@@ -1,6 +1,7 @@
 """The diagonal recurrence for Mosaic GPU: one warp group a batch row and 128 channels.
 
-The successor of the Triton launcher, for Hopper and later. Only this recurrence can take it: the
+Meant to succeed the Triton launcher on Hopper and later. It lowers, but has not run on a GPU, so no
+public call takes it yet. Only this recurrence can take it: the
 others multiply fp32 matrices with the state, and Mosaic GPU's products take 16-bit or tf32
 operands. Rows travel from global memory to registers and back; nothing is staged.
 """

@@ -104,6 +104,41 @@ def test_a_file_that_is_no_safetensors_file_is_named(folder):
     refused(file.parent, r"model\.safetensors: the header is not JSON")
 
 
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ([], "the header is a list, not an object"),
+        ({"a": {"dtype": "F32", "shape": [1]}}, "tensor a: expected dtype, shape and data_offsets"),
+        ({"a": 3}, "tensor a: expected dtype, shape and data_offsets, got 3"),
+        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}, "tensor a: impossible"),
+        ({"a": {"dtype": "F32", "shape": "x", "data_offsets": [0, 4]}}, "tensor a: expected"),
+    ],
+)
+def test_a_malformed_header_is_named(folder, header, message):
+    file, text = folder() / "model.safetensors", json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + b"\0" * 4)
+    refused(file.parent, rf"model\.safetensors: {message}")
+
+
+@pytest.mark.parametrize("index", ['{"weight_map": ["a"]}', "{}", '{"weight_map": {"a": 1}}'])
+def test_a_malformed_index_is_named(folder, index):
+    path = folder()
+    (path / "model.safetensors.index.json").write_text(index)
+    refused(path, r"index\.json: expected weight_map")
+
+
+@pytest.mark.parametrize("value", [0, "many", [], {"a": 1}, -3])
+@pytest.mark.parametrize("option", ["num_attention_heads", "hidden_size", "vocab_size"])
+def test_a_malformed_option_names_the_file(folder, option, value):
+    path = folder()
+    edit_json(path / "config.json", **{option: value})
+    refused(path, r"config\.json: ")
+
+
+def test_a_file_in_place_of_the_folder_is_named(folder):
+    refused(folder() / "config.json", r"config\.json/config\.json: cannot be read: Not a directory")
+
+
 def test_missing_files_are_named(folder, tmp_path):
     path = folder()
     (path / "model.safetensors").unlink()
