@@ -90,13 +90,13 @@ class Snapshot:
         if index < len(self.node.snapshots):
             yield self.node.snapshots[index]
             return
-        stack = list(self.node.children.values())
+        stack = list(self.node.holding.values())
         while stack:
             node = stack.pop()
             if node.snapshots:
                 yield node.snapshots[0]
             else:
-                stack.extend(node.children.values())
+                stack.extend(node.holding.values())
 
     @property
     def superseded(self) -> bool:
@@ -123,6 +123,7 @@ class Node:
         keys: int64 [blocks], what each block is.
         ids: int64 [blocks], a stable id of each block held, never used again.
         children: by the first key of each.
+        holding: those children that hold a snapshot or have one below them.
         num_exact: how many of its blocks, from the top, are exact.
         snapshots: ascending by position.
         positions: theirs.
@@ -136,6 +137,7 @@ class Node:
     __slots__ = (
         "children",
         "hits",
+        "holding",
         "ids",
         "keys",
         "last_use",
@@ -158,6 +160,7 @@ class Node:
         self.keys = keys
         self.ids = ids
         self.children: dict[int, Node] = {}
+        self.holding: dict[int, Node] = {}
         self.num_exact = num_exact
         self.snapshots: list[Snapshot] = []
         self.positions: list[int] = []
@@ -186,6 +189,10 @@ class Node:
         self.snapshots.insert(index, snapshot)
         if snapshot.position in self.lost:
             self.lost.remove(snapshot.position)
+        node, above = self, self.parent
+        while above is not None and (key := int(node.keys[0])) not in above.holding:
+            above.holding[key] = node
+            node, above = above, above.parent
 
     def remove_snapshot(self, snapshot: Snapshot, remember: bool) -> None:
         """Take a snapshot out; `remember` that it was there."""
@@ -193,6 +200,10 @@ class Node:
         del self.positions[index], self.snapshots[index]
         if remember:
             self.lose(snapshot.position)
+        node, above = self, self.parent
+        while above is not None and not node.snapshots and not node.holding:
+            del above.holding[int(node.keys[0])]
+            node, above = above, above.parent
 
     def lose(self, position: int) -> None:
         """Remember that a snapshot at a position was evicted or found no room."""
@@ -304,6 +315,8 @@ def split(node: Node, at: int, block_size: int) -> Node:
     upper = Node(node.parent, node.start, node.keys[:cut], node.ids[:cut], min(cut, node.num_exact))
     upper.last_use, upper.hits = node.last_use, node.hits
     node.parent.children[int(node.keys[0])] = upper
+    if int(node.keys[0]) in node.parent.holding:
+        node.parent.holding[int(node.keys[0])] = upper
     node.keys, node.ids, node.start = node.keys[cut:], node.ids[cut:], at
     node.num_exact -= upper.num_exact
     node.parent = upper
@@ -312,6 +325,8 @@ def split(node: Node, at: int, block_size: int) -> Node:
     index = bisect_left(node.positions, tokens + 1)
     upper.snapshots, node.snapshots = node.snapshots[:index], node.snapshots[index:]
     upper.positions, node.positions = node.positions[:index], node.positions[index:]
+    if node.snapshots or node.holding:
+        upper.holding[int(node.keys[0])] = node
     for snapshot in upper.snapshots:
         snapshot.node = upper
     upper.lost = [position for position in node.lost if position <= tokens]

@@ -160,6 +160,13 @@ class Pair:
             assert node.positions == [s.position for s in node.snapshots] == sorted(node.positions)
             assert all(node.start * BLOCK < p <= node.end * BLOCK for p in node.positions)
             assert all(s.node is node for s in node.snapshots)
+        for node in [index.root, *nodes(index.root)]:
+            below = {k: [child, *nodes(child)] for k, child in node.children.items()}
+            assert node.holding == {
+                key: node.children[key]
+                for key, there in below.items()
+                if any(found.snapshots for found in there)
+            }
         mine = sorted((s.position, s.exact, s.last_use, s.hits, s.pins) for s in listed)
         theirs = sorted(
             (s.position, s.exact, s.last_use, s.hits, s.pins) for s in oracle.snapshots.values()
