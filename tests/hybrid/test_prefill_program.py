@@ -137,7 +137,7 @@ def test_restores_inside_a_tile_are_close(make_runner, total, position, cut, see
 def test_captures_too_dense_for_the_grid_are_refused(make_runner):
     runner = make_runner()
     tokens = runner.device_tokens(prompt(0, 100))
-    with pytest.raises(ValueError, match="grid 'tile' holds 1"):
+    with pytest.raises(ValueError, match="expected at most 1 with the runner's grid 'tile'"):
         runner.prefill(tokens, one_chunk(100, [70, 80]), runner.new_workspace())
 
 
