@@ -142,14 +142,15 @@ def test_warm_equals_cold_at_length(make_runner, dtype, implementation, **exampl
 
 
 @pytest.mark.parametrize("suffix", [1, 2, 3])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_convolution_state_is_restored(make_runner, dtype, suffix):
     """Suffixes shorter than the convolution's reach still see its restored inputs."""
     tokens = np.random.default_rng(suffix).integers(0, 256, 2 * TILE + suffix)
     check_warm_equals_cold(make_runner(dtype), tokens, [], [], 2, [2])
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_capacity_changes_no_bit(make_runner, dtype):
     tokens = np.random.default_rng(5).integers(0, 256, 150)
     plan = schedule(150, [40], [96])

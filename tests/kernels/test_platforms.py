@@ -117,6 +117,7 @@ def test_what_triton_cannot_hold_is_an_error() -> None:
         jax.eval_shape(SSD.on("cuda"), *SSD.structs(wide, jnp.float32, 1))
 
 
+@pytest.mark.slow
 @each_op
 def test_several_tiles_give_the_bits_of_one(op) -> None:
     arrays = op.values(op.small)
@@ -127,6 +128,7 @@ def test_several_tiles_give_the_bits_of_one(op) -> None:
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.slow
 @each_op
 def test_the_simulated_tpu_finds_no_race_and_reads_nothing_unwritten(op) -> None:
     arrays = op.values((1, 48, *op.small[2:]))
