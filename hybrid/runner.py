@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from hybrid.config import Compute, HybridConfig
+from hybrid.config import Compute, GatedDeltaSpec, HybridConfig
 from hybrid.copies import load_rows, padded_rows, read_rows, take_slot
 from hybrid.decode import decode_steps
 from hybrid.memory import check_memory, workspace_estimate
@@ -74,6 +74,7 @@ class ModelRunner:
         seed: of the initial weights.
 
     Raises:
+        ValueError: a tile that the chunks of gated delta layers do not fit.
         InsufficientMemoryError: the estimate of weights and workspace is above what the device has
             free.
     """
@@ -92,6 +93,11 @@ class ModelRunner:
         # The scans promise the bits of a shorter run at multiples of their chunk alone; so that
         # every tile's end is one, the chunk is shortened to fit.
         compute = dataclasses.replace(compute, chunk=math.gcd(compute.chunk, shapes.tile))
+        if compute.chunk % 8 and any(isinstance(part, GatedDeltaSpec) for part in config.parts()):
+            raise ValueError(
+                f"tile is {shapes.tile} with scan chunks of {compute.chunk}; expected a multiple "
+                f"of 8 for the gated delta layers of {config.name}"
+            )
         self.config, self.compute, self.shapes = config, compute, shapes
         self.device = jax.devices()[0]
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
@@ -118,11 +118,18 @@ def load_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+
+
 def _read_header(path: Path) -> Iterator[tuple[str, _Entry]]:
     if not path.is_file():
         raise CheckpointError(f"{path}: no such shard")
     size = path.stat().st_size
-    with path.open("rb") as file:
+    with _opened(path) as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         start = _LENGTH_BYTES + length
         if size < start or length > _LARGEST_HEADER_BYTES:

@@ -52,6 +52,11 @@ def test_every_tile_ends_on_a_chunk_of_the_scans(tile, chunk):
     assert runner.compute.chunk == chunk
 
 
+def test_a_tile_that_the_delta_rule_cannot_be_cut_to_is_refused():
+    with pytest.raises(ValueError, match=r"tile is 20 .* multiple of 8 .* of qwen3\.5-0\.8b"):
+        ModelRunner.from_preset("qwen3.5-0.8b", capacity=160, tile=20, block_size=4)
+
+
 @pytest.mark.slow
 def test_warm_equals_cold_where_the_chunk_was_shortened():
     runner = ModelRunner.from_preset("tiny", capacity=192, tile=48, block_size=16)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from hybrid.config import Compute
+from hybrid.config import Branch, Compute
 from hybrid.layers.part import Tile
 from hybrid.model import HybridModel
 from hybrid.presets import PRESETS, preset, preset_names
@@ -49,6 +49,11 @@ each = pytest.mark.parametrize(
 
 def shapes_of(config):
     return nnx.eval_shape(lambda: HybridModel(config, COMPUTE, nnx.Rngs(params=0)))
+
+
+def test_a_branch_without_parts_is_refused():
+    with pytest.raises(ValueError, match=r"Branch\.parts is \(\); expected at least one part"):
+        Branch(())
 
 
 def test_every_preset_is_weighed():

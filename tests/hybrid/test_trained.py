@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from experiments.training.baselines import NGram
 from experiments.training.corpus import SEPARATOR, is_held_out, read_corpus
 from experiments.training.step import Recipe, Trainer
-from hybrid import ModelRunner
+from hybrid import ModelRunner, trained
 from hybrid.checkpoint import CheckpointError
 from hybrid.config import Compute
 from hybrid.model import HybridModel
@@ -75,6 +75,17 @@ def test_a_file_that_is_there_is_replaced(written, params, tmp_path):
     save_weights(path, params)
     assert path.read_bytes() == written.read_bytes()
     assert sorted(tmp_path.iterdir()) == [path]
+
+
+def test_a_write_that_fails_leaves_nothing(params, tmp_path, monkeypatch):
+    def fail(tensors, path):
+        Path(path).write_bytes(b"half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(trained, "save_file", fail)
+    with pytest.raises(OSError, match="no space left"):
+        save_weights(tmp_path / WEIGHTS, params)
+    assert not list(tmp_path.iterdir())
 
 
 def lacking(tensors):
