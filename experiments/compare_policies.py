@@ -136,6 +136,7 @@ class ComparePolicies(ReplayOptions):
                     "dtype",
                     "tile",
                     "chunk",
+                    "max_requests",
                     "concurrency",
                     "placements",
                     "evictions",

@@ -156,7 +156,10 @@ class LeaveOneOut(ReplayOptions):
         costs, timing = self.costs(), self.timing()
         return {
             "traces": list(traces),
-            **{name: getattr(self, name) for name in ("model", "dtype", "tile", "chunk", "quick")},
+            **{
+                name: getattr(self, name)
+                for name in ("model", "dtype", "tile", "chunk", "max_requests", "quick")
+            },
             "kv_gb": None,
             "grid": {
                 name: dataclasses.asdict(constants) for name, constants in grid(self.vary).items()

@@ -10,6 +10,7 @@ from typing import Any
 from experiments.errors import UserError, as_user_error
 from experiments.files import replace_file
 from experiments.policy_cells import PLACEMENTS
+from experiments.policy_options import replay_words
 from experiments.policy_report import made_with, traces_table, written_by
 from experiments.policy_standings import Pair, change, percent, title
 from experiments.run_folder import read_config, read_rows
@@ -257,7 +258,9 @@ def command(config: Row, rows: Sequence[Row]) -> str:
     parts = [
         "python -m experiments.leave_one_out --trace",
         *(f"{name}=traces/{name}.jsonl.gz" for name in names),
-        f"--model {asked['model']} --snapshots",
+        f"--model {asked['model']}",
+        *replay_words(asked),
+        "--snapshots",
         *(str(trace["snapshots"]) for trace in asked["traces"]),
         "--vary",
         *asked["vary"],

@@ -1,8 +1,9 @@
 """What the experiments that replay traces without a model have in common: options, costs, times."""
 
+import dataclasses
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -302,3 +303,20 @@ def measured_timing(folder: Path) -> Timing:
     if slope <= 0:
         raise UserError(f"--timing-from {folder}: longer prefills took no longer there")
     return Timing(float(intercept), float(slope))
+
+
+def replay_words(asked: Mapping[str, Any]) -> list[str]:
+    """The options of a replay that a run was given and that are no defaults, as one types them.
+
+    Args:
+        asked: "config" of a run folder.
+
+    >>> replay_words({"dtype": "bfloat16", "tile": None, "chunk": 8192, "max_requests": 3000})
+    ['--max-requests 3000']
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(ReplayOptions)}
+    return [
+        f"--{name.replace('_', '-')} {asked[name]}"
+        for name in ("dtype", "tile", "chunk", "max_requests")
+        if asked.get(name) not in (None, defaults[name])
+    ]

@@ -7,6 +7,7 @@ from typing import Any
 from experiments.errors import as_user_error
 from experiments.files import replace_file
 from experiments.policy_cells import COMPARED_EVICTIONS, PLACEMENTS
+from experiments.policy_options import replay_words
 from experiments.policy_standings import (
     OWN,
     SYSTEMS,
@@ -221,7 +222,12 @@ def command(config: Row) -> str:
     parts = [
         f"python -m experiments.compare_policies --trace {traces}",
         f"--model {asked['model']}",
+        *replay_words(asked),
     ]
+    if asked["concurrency"] != 1:
+        parts.append(f"--concurrency {asked['concurrency']}")
+    if asked["kv_gb"] is not None:
+        parts.append(f"--kv-gb {asked['kv_gb']:g}")
     if asked["snapshots"]:
         parts.append(f"--snapshots {' '.join(map(str, asked['snapshots']))}")
     parts.append("--placements " + " ".join(_quoted(name) for name in asked["placements"]))
