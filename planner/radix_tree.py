@@ -311,12 +311,12 @@ def split(node: Node, at: int, block_size: int) -> Node:
         The new upper part.
     """
     assert node.parent is not None
-    cut, tokens = at - node.start, at * block_size
+    cut, tokens, key = at - node.start, at * block_size, int(node.keys[0])
     upper = Node(node.parent, node.start, node.keys[:cut], node.ids[:cut], min(cut, node.num_exact))
     upper.last_use, upper.hits = node.last_use, node.hits
-    node.parent.children[int(node.keys[0])] = upper
-    if int(node.keys[0]) in node.parent.holding:
-        node.parent.holding[int(node.keys[0])] = upper
+    node.parent.children[key] = upper
+    if key in node.parent.holding:
+        node.parent.holding[key] = upper
     node.keys, node.ids, node.start = node.keys[cut:], node.ids[cut:], at
     node.num_exact -= upper.num_exact
     node.parent = upper

@@ -26,7 +26,7 @@ import numpy as np
 
 from planner.demand_constants import DemandConstants
 from planner.eviction import Candidate, EvictionPolicy, LeastRecentlyUsed
-from planner.radix_tree import Node, Snapshot
+from planner.radix_tree import Node, Snapshot, nearest_above
 from planner.reuse_statistics import ReuseStatistics, bucket_of
 
 # Where a position stands: a prompt's last; one that a later turn went past; asked for by several;
@@ -115,7 +115,7 @@ class ServedDemand(EvictionPolicy):
     def arriving(self, node: Node, position: int) -> None:
         """Weigh a newcomer, which serves itself alone at first."""
         known = self._known.get(self._name(node, position)) or self._first_seen(position, -1)
-        above = _held_above(node, position)
+        above = nearest_above(node, position)
         gap = position - (above.position if above else 0)
         age = 0.0 if known.slot < 0 else self._clock - self._asked[known.slot]
         self._newcomer = float(self._soon(np.array([known.klass]), np.array([age]))[0]), gap
@@ -140,7 +140,7 @@ class ServedDemand(EvictionPolicy):
 
     def refused(self, node: Node, position: int) -> None:
         """Remember the position; the snapshot above serves it."""
-        known, above = self._remember(node, position), _held_above(node, position)
+        known, above = self._remember(node, position), nearest_above(node, position)
         self._server[known.slot] = self._held[above.id][1] if above is not None else -1
         self._newcomer = None
 
@@ -251,17 +251,6 @@ class ServedDemand(EvictionPolicy):
             known.slot = int(moved[known.slot])
         self._held = {i: (snapshot, int(moved[s])) for i, (snapshot, s) in self._held.items()}
         self._in_slot = {slot: snapshot for snapshot, slot in self._held.values()}
-
-
-def _held_above(node: Node, position: int) -> Snapshot | None:
-    """The nearest snapshot held strictly above a position of a node."""
-    walker: Node | None = node
-    while walker is not None:
-        for snapshot in reversed(walker.snapshots):
-            if snapshot.position < position:
-                return snapshot
-        walker = walker.parent
-    return None
 
 
 def _evicted_below(snapshot: Snapshot) -> Iterator[tuple[Node, int]]:

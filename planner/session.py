@@ -12,6 +12,7 @@ the simulator does neither. Nothing else calls the index while requests come.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -306,42 +307,32 @@ class CacheSession:
         """Where chunks end with the cache off, for placements that look at them."""
         if self.scheduling.placement is None:
             return ()
-        how = self.scheduling
-        return uncached_chunk_ends(
-            match.total,
-            start=match.restored,
-            first_budget=how.first_budget or how.budget,
-            budget=how.budget,
-            block_size=self.index.block_size,
-            tile=how.tile,
-            grid=how.grid,
-        )
+        return uncached_chunk_ends(match.total, **self._cuts(match.restored))
 
     def _schedule(self, context: PlacementContext, positions: Iterable[int] | None) -> Schedule:
+        cuts = self._cuts(context.restored)
+        if positions is not None:
+            return plan_positions(context.total, positions, **cuts)
         how = self.scheduling
-        if positions is None:
-            return plan_prefill(
-                context.total,
-                start=context.restored,
-                first_budget=how.first_budget or how.budget,
-                budget=how.budget,
-                block_size=self.index.block_size,
-                tile=how.tile,
-                interval=how.interval,
-                mode=how.mode,
-                grid=how.grid,
-                min_tail_tokens=how.min_tail_tokens,
-            )
-        return plan_positions(
+        return plan_prefill(
             context.total,
-            positions,
-            start=context.restored,
-            first_budget=how.first_budget or how.budget,
-            budget=how.budget,
-            block_size=self.index.block_size,
-            tile=how.tile,
-            grid=how.grid,
+            interval=how.interval,
+            mode=how.mode,
+            min_tail_tokens=how.min_tail_tokens,
+            **cuts,
         )
+
+    def _cuts(self, start: int) -> dict[str, Any]:
+        """What cuts a prompt into chunks, whatever is captured in them."""
+        how = self.scheduling
+        return {
+            "start": start,
+            "first_budget": how.first_budget or how.budget,
+            "budget": how.budget,
+            "block_size": self.index.block_size,
+            "tile": how.tile,
+            "grid": how.grid,
+        }
 
 
 def report(
