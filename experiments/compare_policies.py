@@ -24,7 +24,7 @@ from typing import Annotated, Any
 import tyro
 
 from experiments.environment import describe_environment
-from experiments.errors import UserError, as_user_error, run_main
+from experiments.errors import UserError, check_distinct, run_main
 from experiments.policy_cells import (
     COMPARED_EVICTIONS,
     PLACEMENTS,
@@ -33,20 +33,16 @@ from experiments.policy_cells import (
     Setting,
     Task,
     default_budgets,
-    describe_cell,
-    run_tasks,
+    run_missing,
 )
 from experiments.policy_options import (
     ReplayOptions,
     TraceSource,
     check_table,
     describe_trace,
-    placement_for,
 )
-from experiments.progress import SweepProgress
 from experiments.run_folder import RunFolder
 from planner.eviction import Budget
-from planner.placement import PlacementContext, place
 from planner.trace import TraceRequest
 
 
@@ -76,12 +72,7 @@ class ComparePolicies(ReplayOptions):
     def __post_init__(self) -> None:
         """Check what can be checked without the traces."""
         super().__post_init__()
-        for name in ("trace", "placements", "evictions"):
-            values = getattr(self, name)
-            if not values or len(set(values)) < len(values):
-                raise UserError(
-                    f"--{name} {' '.join(values)}: expected at least one value, each once"
-                )
+        check_distinct(self, "trace", "placements", "evictions")
         for name in self.evictions:
             if name not in COMPARED_EVICTIONS:
                 known = ", ".join(COMPARED_EVICTIONS)
@@ -126,52 +117,14 @@ class ComparePolicies(ReplayOptions):
         Returns:
             JSON values.
         """
-        costs, timing = self.costs(), self.timing()
+        own = ("concurrency", "placements", "evictions", "snapshots", "quick")
         return {
             "traces": list(traces),
-            **{
-                name: getattr(self, name)
-                for name in (
-                    "model",
-                    "dtype",
-                    "tile",
-                    "chunk",
-                    "max_requests",
-                    "concurrency",
-                    "placements",
-                    "evictions",
-                    "snapshots",
-                    "quick",
-                )
-            },
+            **self.replay_config(),
+            **{name: getattr(self, name) for name in own},
             "kv_gb": self.kv_gb if math.isfinite(self.kv_gb) else None,
-            "snapshot_bytes": costs.snapshot_bytes,
-            "kv_bytes_per_token": costs.kv_bytes_per_token,
             "times": self.timing_words(),
-            "overhead_s": timing.overhead_s,
-            "seconds_per_flop": timing.seconds_per_flop,
         }
-
-
-def check_policies(
-    options: ComparePolicies, source: TraceSource, requests: Sequence[TraceRequest]
-) -> None:
-    """Refuse unknown placements, and those off the grid of snapshots, before anything runs.
-
-    Args:
-        options: the command line.
-        source, requests: a trace.
-
-    Raises:
-        UserError: names the policy and what is wrong with it.
-    """
-    block_size, tile = requests[0].block_size, options.tile_for(requests, source.name)
-    longest = PlacementContext(
-        total=max(request.total_tokens for request in requests), block_size=block_size, grid=tile
-    )
-    for spec in options.placements:
-        with as_user_error(f"--placements, on {source.name}"):
-            place(placement_for(spec, block_size), longest)
 
 
 def tasks_of(
@@ -221,31 +174,6 @@ def tasks_of(
     ]
 
 
-def unfinished(run: RunFolder, tasks: Sequence[Task]) -> list[Task]:
-    """The tasks, without the cells that the run folder holds already."""
-    found: list[Task] = []
-    for task in tasks:
-        if isinstance(task, Replay):
-            found += [task] * (not run.is_finished(task.cell))
-        elif missing := tuple(cell for cell in task.cells if not run.is_finished(cell)):
-            found.append(dataclasses.replace(task, cells=missing))
-    return found
-
-
-def run_missing(options: ReplayOptions, run: RunFolder, tasks: Sequence[Task]) -> None:
-    """Run what is missing and record each cell as it comes."""
-    count = sum(len(_cells(task)) for task in tasks)
-    with SweepProgress(count, 1, "replays") as progress:
-        for cell, row in run_tasks(tasks, options.workers):
-            progress.start_cell(describe_cell(cell))
-            run.write_cell(cell, progress.count([row]), 1)
-            progress.end_cell(row["wall_s"])
-
-
-def _cells(task: Task) -> tuple[dict[str, Any], ...]:
-    return (task.cell,) if isinstance(task, Replay) else task.cells
-
-
 def main() -> None:
     """Parse the command line and run what is missing."""
     options = tyro.cli(
@@ -255,7 +183,7 @@ def main() -> None:
     described = []
     for source in options.sources():
         requests = source.load()
-        check_policies(options, source, requests)
+        options.check_placements(options.placements, source, requests)
         tasks += tasks_of(options, source, requests)
         described.append(describe_trace(source.name, requests))
     check_table(options.table)
@@ -264,10 +192,7 @@ def main() -> None:
     with RunFolder.open(options.out, "compare_policies", config, environment) as run:
         for notice in run.notices:
             print(f"note: {notice}")
-        missing = unfinished(run, tasks)
-        cells = [sum(len(_cells(task)) for task in some) for some in (missing, tasks)]
-        print(f"{cells[0]:,} of {cells[1]:,} cells to run, {options.workers} at a time")
-        run_missing(options, run, missing)
+        run_missing(run, tasks, options.workers)
 
         from experiments.policy_report import report
 

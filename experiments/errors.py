@@ -55,6 +55,24 @@ def check_at_least(options: Any, **minima: int) -> None:
             raise UserError(f"{option_name(field)} {min(values)}: expected at least {minimum}")
 
 
+def check_distinct(options: Any, *fields: str) -> None:
+    """Refuse options of several values that have none, or one twice.
+
+    Args:
+        options: an options dataclass.
+        fields: names of its fields, tuples of strings.
+
+    Raises:
+        UserError: names the option and its values.
+    """
+    for field in fields:
+        values = getattr(options, field)
+        if not values or len(set(values)) < len(values):
+            raise UserError(
+                f"{option_name(field)} {' '.join(values)}: expected at least one value, each once"
+            )
+
+
 def run_main(
     main: Callable[[], None],
     interrupted: str = "finished cells are kept; run again to go on",

@@ -28,24 +28,28 @@ from typing import Annotated, Any
 
 import tyro
 
-from experiments.compare_policies import run_missing, unfinished
 from experiments.differences import as_text, changed
 from experiments.environment import describe_environment
-from experiments.errors import UserError, as_user_error, check_at_least, run_main
+from experiments.errors import UserError, check_at_least, check_distinct, run_main
 from experiments.leave_one_out_report import DEFAULTS, report
-from experiments.policy_cells import COMPARED_EVICTIONS, Replay, Setting, Task, default_budgets
+from experiments.policy_cells import (
+    COMPARED_EVICTIONS,
+    Replay,
+    Setting,
+    Task,
+    default_budgets,
+    run_missing,
+)
 from experiments.policy_options import (
     ReplayOptions,
     TraceSource,
     check_table,
     describe_trace,
-    placement_for,
 )
 from experiments.policy_standings import KNOWING, OWN, OWN_EVICTIONS, standings
 from experiments.run_folder import RunFolder, read_config, read_rows
 from planner.demand_constants import DemandConstants
 from planner.eviction import Budget
-from planner.placement import PlacementContext, place
 from planner.trace import TraceRequest
 
 Row = dict[str, Any]
@@ -111,12 +115,7 @@ class LeaveOneOut(ReplayOptions):
             raise UserError(
                 f"--trace {' '.join(self.trace)}: expected at least two, to leave one out"
             )
-        for name in ("vary", "placements"):
-            values = getattr(self, name)
-            if not values or len(set(values)) < len(values):
-                raise UserError(
-                    f"--{name} {' '.join(values)}: expected at least one value, each once"
-                )
+        check_distinct(self, "vary", "placements")
         for name in self.vary:
             if name not in CONSTANTS:
                 raise UserError(f"--vary {name}: expected one of {', '.join(CONSTANTS)}")
@@ -153,22 +152,15 @@ class LeaveOneOut(ReplayOptions):
         Returns:
             JSON values.
         """
-        costs, timing = self.costs(), self.timing()
         return {
             "traces": list(traces),
-            **{
-                name: getattr(self, name)
-                for name in ("model", "dtype", "tile", "chunk", "max_requests", "quick")
-            },
+            **self.replay_config(),
+            "quick": self.quick,
             "kv_gb": None,
             "grid": {
                 name: dataclasses.asdict(constants) for name, constants in grid(self.vary).items()
             },
             "vary": self.vary,
-            "snapshot_bytes": costs.snapshot_bytes,
-            "kv_bytes_per_token": costs.kv_bytes_per_token,
-            "overhead_s": timing.overhead_s,
-            "seconds_per_flop": timing.seconds_per_flop,
         }
 
 
@@ -190,13 +182,7 @@ def tasks_of(
     """
     costs = options.costs()
     tile = options.tile_for(requests, source.name)
-    block_size = requests[0].block_size
-    longest = PlacementContext(
-        total=max(request.total_tokens for request in requests), block_size=block_size, grid=tile
-    )
-    for spec in (OWN[0], *options.placements):
-        with as_user_error(f"--placements, on {source.name}"):
-            place(placement_for(spec, block_size), longest)
+    options.check_placements((OWN[0], *options.placements), source, requests)
     setting = Setting(source, costs, tile, options.chunk, 1, options.timing())
     budget = Budget(snapshot_bytes=snapshots * costs.snapshot_bytes)
 
@@ -319,9 +305,7 @@ def main() -> None:
         for cell, row in others:
             if not run.is_finished(cell):
                 run.write_cell(cell, [row], 1)
-        missing = unfinished(run, tasks)
-        print(f"{len(missing):,} of {len(tasks):,} cells to run, {options.workers} at a time")
-        run_missing(options, run, missing)
+        run_missing(run, tasks, options.workers)
         report(run.path, options.table)
 
 

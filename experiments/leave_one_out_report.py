@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.errors import UserError, as_user_error
-from experiments.files import replace_file
+from experiments.errors import UserError
 from experiments.policy_cells import PLACEMENTS
+from experiments.policy_markdown import made_with, quoted, save_tables, traces_table, written_by
 from experiments.policy_options import replay_words
-from experiments.policy_report import made_with, traces_table, written_by
 from experiments.policy_standings import Pair, change, percent, title
 from experiments.run_folder import read_config, read_rows
-from experiments.tables import markdown_table, print_lines, print_table, write_csv
+from experiments.tables import markdown_table, print_lines, print_table, scalars, write_csv
 
 Row = dict[str, Any]
 DEFAULTS = "defaults"
@@ -224,12 +223,8 @@ def report(folder: Path, table: Path | None = None) -> None:
         by_constants(found),
     )
     print_lines(f"\n{verdict(found)}")
-    write_csv(folder / "summary.csv", [_flat(row) for row in rows])
-    markdown = as_markdown(config, rows)
-    replace_file(folder / "tables.md", markdown)
-    if table is not None:
-        with as_user_error(f"--table {table}"):
-            replace_file(table, markdown)
+    write_csv(folder / "summary.csv", [scalars(row) for row in rows])
+    save_tables(folder, table, as_markdown(config, rows))
     print(f"\n{folder}: tables.md, summary.csv, metrics.jsonl")
 
 
@@ -247,10 +242,6 @@ def _narrow(found: Sequence[Judged]) -> list[tuple[Any, ...]]:
     ]
 
 
-def _flat(row: Row) -> Row:
-    return {name: value for name, value in row.items() if not isinstance(value, (list, dict))}
-
-
 def command(config: Row, rows: Sequence[Row]) -> str:
     """The command that makes a run, with names in the place of paths."""
     asked = config["config"]
@@ -265,7 +256,7 @@ def command(config: Row, rows: Sequence[Row]) -> str:
         "--vary",
         *asked["vary"],
         "--placements",
-        *(f"'{spec}'" if "|" in spec else spec for spec in _placements(rows)),
+        *map(quoted, _placements(rows)),
     ]
     parts += ["--against DIR"] * any("best_of" in row for row in rows)
     return " ".join(parts) + (" --quick" if asked["quick"] else "")
@@ -314,9 +305,7 @@ def as_markdown(config: Row, rows: Sequence[Row]) -> str:
         )
         * bool(omitted),
         "",
-        *markdown_table(
-            [name.replace("-\n", "").replace("\n", " ") for name in SUMMARY], summary(found)
-        ),
+        *markdown_table(SUMMARY, summary(found)),
         verdict(found),
         "",
         "## By constants",

@@ -6,13 +6,15 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from experiments.errors import UserError
 from experiments.policy_options import TraceSource, placement_for
+from experiments.progress import SweepProgress
+from experiments.run_folder import RunFolder
 from planner.clairvoyant import Clairvoyant
 from planner.costs import CostModel
 from planner.demand_constants import DemandConstants
@@ -274,8 +276,7 @@ def _run(task: Task) -> list[tuple[Row, Row]]:
     try:
         return task.run()
     except ValueError as error:
-        cell = task.cell if isinstance(task, Replay) else task.cells[0]
-        raise UserError(f"{describe_cell(cell)}: {error}") from error
+        raise UserError(f"{describe_cell(_cells(task)[0])}: {error}") from error
 
 
 def describe_cell(cell: Row) -> str:
@@ -285,3 +286,30 @@ def describe_cell(cell: Row) -> str:
         what += f" ({cell['constants']})"
     limit = f"{cell['snapshots']} snapshots" if "snapshots" in cell else f"{cell['budget_gb']:g} GB"
     return f"{cell['trace']}, {what}, {limit}"
+
+
+def unfinished(run: RunFolder, tasks: Sequence[Task]) -> list[Task]:
+    """The tasks, without the cells that the run folder holds already."""
+    found: list[Task] = []
+    for task in tasks:
+        if isinstance(task, Replay):
+            found += [task] * (not run.is_finished(task.cell))
+        elif missing := tuple(cell for cell in task.cells if not run.is_finished(cell)):
+            found.append(replace(task, cells=missing))
+    return found
+
+
+def run_missing(run: RunFolder, tasks: Sequence[Task], workers: int) -> None:
+    """Run what a run folder lacks, in so many processes, and record each cell as it comes."""
+    missing = unfinished(run, tasks)
+    count, total = (sum(len(_cells(task)) for task in some) for some in (missing, tasks))
+    print(f"{count:,} of {total:,} cells to run, {workers} at a time")
+    with SweepProgress(count, 1, "replays") as progress:
+        for cell, row in run_tasks(missing, workers):
+            progress.start_cell(describe_cell(cell))
+            run.write_cell(cell, progress.count([row]), 1)
+            progress.end_cell(row["wall_s"])
+
+
+def _cells(task: Task) -> tuple[Row, ...]:
+    return (task.cell,) if isinstance(task, Replay) else task.cells

@@ -14,7 +14,7 @@ from experiments.errors import UserError, as_user_error
 from experiments.run_folder import read_config, read_rows
 from experiments.traces import read_trace, trace_requests
 from planner.costs import CostModel, prefill_flops
-from planner.placement import PlacementPolicy, parse_placement
+from planner.placement import PlacementContext, PlacementPolicy, parse_placement, place
 from planner.simulator import Timing
 from planner.trace import TraceRequest
 
@@ -129,6 +129,10 @@ def placement_for(spec: str, block_size: int) -> PlacementPolicy:
     return parse_placement(_TOKENS.sub(blocks, spec))
 
 
+_REPLAYED = ("dtype", "tile", "chunk", "max_requests")
+"""Options that every replay depends on beside the model."""
+
+
 @dataclass(frozen=True)
 class ReplayOptions:
     """Options of experiments that replay traces without a model."""
@@ -204,6 +208,38 @@ class ReplayOptions:
                 f"--tile {tile}: expected a multiple of the blocks of {name}, {block_size} tokens"
             )
         return tile
+
+    def check_placements(
+        self, specs: Sequence[str], source: TraceSource, requests: Sequence[TraceRequest]
+    ) -> None:
+        """Refuse placements that are unknown, or off the grid of snapshots, before anything runs.
+
+        Args:
+            specs: as --placements has them.
+            source, requests: the trace.
+
+        Raises:
+            UserError: names the policy and what is wrong with it.
+        """
+        longest = PlacementContext(
+            total=max(request.total_tokens for request in requests),
+            block_size=requests[0].block_size,
+            grid=self.tile_for(requests, source.name),
+        )
+        for spec in specs:
+            with as_user_error(f"--placements, on {source.name}"):
+                place(placement_for(spec, longest.block_size), longest)
+
+    def replay_config(self) -> dict[str, Any]:
+        """What the figures of every replay depend on, and no path, as JSON values."""
+        costs, timing = self.costs(), self.timing()
+        return {
+            **{name: getattr(self, name) for name in ("model", *_REPLAYED)},
+            "snapshot_bytes": costs.snapshot_bytes,
+            "kv_bytes_per_token": costs.kv_bytes_per_token,
+            "overhead_s": timing.overhead_s,
+            "seconds_per_flop": timing.seconds_per_flop,
+        }
 
     def costs(self) -> CostModel:
         """The cost model of --model.
@@ -317,6 +353,6 @@ def replay_words(asked: Mapping[str, Any]) -> list[str]:
     defaults = {field.name: field.default for field in dataclasses.fields(ReplayOptions)}
     return [
         f"--{name.replace('_', '-')} {asked[name]}"
-        for name in ("dtype", "tile", "chunk", "max_requests")
+        for name in _REPLAYED
         if asked.get(name) not in (None, defaults[name])
     ]

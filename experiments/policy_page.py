@@ -26,6 +26,7 @@ from experiments.policy_standings import (
     ranking,
     title,
 )
+from experiments.tables import one_line
 
 _STYLE = """
 :root { color-scheme: light; --ink: #1c2733; --soft: #5a6875; --line: #d9dfe5; --ours: #e8f2fa; }
@@ -233,7 +234,7 @@ def _table(header: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
         )
 
     body = "".join(f"<tr{_class(line)}>{row(line, 'td')}</tr>" for line in lines)
-    head = row([name.replace("-\n", "") for name in header], "th")
+    head = row([one_line(name) for name in header], "th")
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead>{body}</table></div>'
 
 

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.errors import as_user_error
-from experiments.files import replace_file
 from experiments.policy_cells import COMPARED_EVICTIONS, PLACEMENTS
+from experiments.policy_markdown import made_with, quoted, save_tables, traces_table, written_by
 from experiments.policy_options import replay_words
 from experiments.policy_standings import (
     OWN,
@@ -24,7 +23,7 @@ from experiments.policy_standings import (
     title,
 )
 from experiments.run_folder import read_config, read_rows
-from experiments.tables import markdown_table, print_lines, print_table, write_csv
+from experiments.tables import markdown_table, print_lines, print_table, scalars, write_csv
 
 SUMMARY = (
     "trace",
@@ -184,11 +183,7 @@ def report(folder: Path, table: Path | None = None, shown: int = 10) -> None:
     write_csv(folder / "summary.csv", [_flat(row, found) for row in rows])
     figures = draw_all(found, snapshot_bytes, folder)
     write_page(folder / "index.html", config, found, figures)
-    markdown = as_markdown(config, found)
-    (folder / "tables.md").write_text(markdown)
-    if table is not None:
-        with as_user_error(f"--table {table}"):
-            replace_file(table, markdown)
+    save_tables(folder, table, as_markdown(config, found))
     print(f"\n{folder}: index.html, tables.md, summary.csv, metrics.jsonl, plots as PNG")
 
 
@@ -208,7 +203,7 @@ def _narrow(lines: list[tuple[Any, ...]]) -> tuple[tuple[str, ...], list[tuple[A
 
 def _flat(row: Row, found: Sequence[Standing]) -> Row:
     """A row for CSV: no lists, and the regret in tokens."""
-    flat = {name: value for name, value in row.items() if not isinstance(value, (list, dict))}
+    flat = scalars(row)
     for standing in found:
         if (standing.trace, standing.snapshots) == (row["trace"], row["snapshots"]):
             flat["regret_tokens"] = row["recomputed"] - standing.bound["recomputed"]
@@ -230,13 +225,9 @@ def command(config: Row) -> str:
         parts.append(f"--kv-gb {asked['kv_gb']:g}")
     if asked["snapshots"]:
         parts.append(f"--snapshots {' '.join(map(str, asked['snapshots']))}")
-    parts.append("--placements " + " ".join(_quoted(name) for name in asked["placements"]))
+    parts.append("--placements " + " ".join(quoted(name) for name in asked["placements"]))
     parts.append("--evictions " + " ".join(asked["evictions"]))
     return " ".join(parts) + (" --quick" if asked["quick"] else "")
-
-
-def _quoted(spec: str) -> str:
-    return f"'{spec}'" if "|" in spec else spec
 
 
 def bound_words(found: Sequence[Standing]) -> str:
@@ -281,7 +272,7 @@ def as_markdown(config: Row, found: Sequence[Standing]) -> str:
         SUMMARY_NOTE,
         "",
         *markdown_table(
-            [name.replace("-\n", "").replace("\n", " ") for name in SUMMARY],
+            SUMMARY,
             summary(found, asked["snapshot_bytes"]),
         ),
     ]
@@ -298,54 +289,3 @@ def as_markdown(config: Row, found: Sequence[Standing]) -> str:
         if known:
             lines += [KNOWING_NOTE, "", *markdown_table(grid_header(here), grid(here, known))]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def written_by(line: str) -> list[str]:
-    """Lines of a Markdown file that say which command wrote it."""
-    return ["Written by", "", f"    {line} --table FILE", ""]
-
-
-def made_with(config: Row) -> str:
-    """Commits, versions and what the model weighs, in sentences that follow the command.
-
-    Args:
-        config: of the run folder.
-
-    Returns:
-        The text.
-    """
-    asked, environment = config["config"], config["environment"]
-    commits = ", ".join(
-        (commit["commit"] or "unknown")[:10] + (" with changes" if commit["dirty"] else "")
-        for commit in config["commits"]
-    )
-    return (
-        f"at commit {commits}, Python {environment['python']}, numpy {environment['numpy']}. "
-        f"Model {asked['model']} ({asked['dtype']}): {asked['snapshot_bytes']:,} bytes a snapshot, "
-        f"{asked['kv_bytes_per_token']:,} bytes of keys and values a token; these have "
-        + ("unlimited room." if asked["kv_gb"] is None else f"{asked['kv_gb']:g} GB.")
-    )
-
-
-def traces_table(config: Row) -> list[str]:
-    """Lines of a Markdown table of the traces of a run.
-
-    Args:
-        config: of the run folder.
-
-    Returns:
-        The lines.
-    """
-    return markdown_table(
-        ("trace", "requests", "prompt tokens", "block", "digest"),
-        [
-            (
-                trace["name"],
-                f"{trace['requests']:,}",
-                f"{trace['prompt_tokens']:,}",
-                trace["block_size"],
-                trace["digest"],
-            )
-            for trace in config["config"]["traces"]
-        ],
-    )

@@ -24,7 +24,7 @@ from experiments.errors import UserError, run_main
 from experiments.policy_cells import Replay, Setting, run_tasks
 from experiments.policy_options import ReplayOptions, TraceSource, placement_for
 from experiments.progress import SweepProgress
-from experiments.tables import print_table, seconds
+from experiments.tables import print_lines, print_table, seconds
 from planner.eviction import Budget
 from planner.trace import TraceRequest
 
@@ -215,12 +215,12 @@ def print_recommendation(
     """
     off, half, asked, twice, unlimited = (row for _, _, row in lines)
     total = sum(request.total_tokens for request in requests)
-    _say(
+    print_lines(
         f"\nFor traffic like {source.name} ({len(requests):,} requests, {total:,} prompt tokens) "
         f"on {options.model}, with {options.budget_gb:g} GB for the prefix cache:\n"
     )
     block_size = requests[0].block_size
-    _say(
+    print_lines(
         f"Take snapshots {_placed(chosen, block_size)}. {_interval(chosen, block_size)} When "
         f"memory runs out, {_EVICTED[chosen.eviction]}.\n"
     )
@@ -231,14 +231,14 @@ def print_recommendation(
         f"cache_budget_bytes={round(options.budget_gb * 1e9)}",
     ):
         print(f"    {text}")
-    _say(
+    print_lines(
         f"\nExpect {asked['restored_share']:.1%} of all prompt tokens to come from the cache "
         f"({unlimited['matched'] / unlimited['total']:.1%} match an earlier prompt) and a mean "
         f"time to first token of {_time(asked)}, against {_time(off)} without a cache."
     )
-    _say(f"{_memory(twice, asked, 'Twice the memory')} {_memory(half, asked, 'Half of it')}")
+    print_lines(f"{_memory(twice, asked, 'Twice the memory')} {_memory(half, asked, 'Half of it')}")
     if asked["peak_bytes"] < 0.95 * options.budget_gb * 1e9:
-        _say(f"No more than {asked['peak_bytes'] / 1e9:.3g} GB were ever in use.")
+        print_lines(f"No more than {asked['peak_bytes'] / 1e9:.3g} GB were ever in use.")
     print_table(
         "",
         (
@@ -261,12 +261,14 @@ def print_recommendation(
             for label, choice, row in lines
         ],
     )
-    _say(f"{options.timing_words()} One request at a time, keys and values in the same budget.")
+    print_lines(
+        f"{options.timing_words()} One request at a time, keys and values in the same budget."
+    )
 
 
 def _print_interval(block_size: int, only: Choice, row: Row, chosen: Row) -> None:
     more = row["mean_time_to_first_token_s"] / chosen["mean_time_to_first_token_s"] - 1
-    _say(
+    print_lines(
         f"\nWhere an interval is all that can be set: {only.interval} blocks "
         f"({only.interval * block_size:,} tokens). It restores {row['restored_share']:.1%}, in "
         f"{_time(row)} on average, {_relative(more)}."
@@ -309,12 +311,6 @@ def _interval(choice: Choice, block_size: int) -> str:
 
 def _time(row: Row) -> str:
     return str(seconds(row["mean_time_to_first_token_s"]))
-
-
-def _say(text: str) -> None:
-    from rich.console import Console
-
-    Console(highlight=False).print(text, markup=False)
 
 
 def main() -> None:

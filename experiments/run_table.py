@@ -74,9 +74,9 @@ def row(folder: Path) -> str:
     versions = f"jax {environment['jax']}, Python {environment['python']}"
     options = config["config"]
     command = f"`{experiment}{' --quick' if options['quick'] else ''}`"
-    inputs = options.get("traces") or [options[key] for key in ("workload",) if key in options]
-    if inputs:
-        command += " on " + ", ".join(f"{i['requests']:,} requests of {i['name']}" for i in inputs)
+    inputs = options.get("traces") or filter(None, [options.get("workload")])
+    if told := ", ".join(f"{i['requests']:,} requests of {i['name']}" for i in inputs):
+        command += f" on {told}"
     cells = (config["created"][:10], command, commits, machine, versions)
     return f"| {' | '.join(cells)} | {HEADLINES[experiment](rows)} |"
 

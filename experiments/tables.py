@@ -52,7 +52,7 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> list
     """A table as the lines of a Markdown file, with an empty one at the end.
 
     Args:
-        header: column names.
+        header: column names, broken over lines or not.
         rows: cells; None is left empty.
 
     Returns:
@@ -66,7 +66,26 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> list
         texts = ("" if cell is None else str(cell).replace("|", "\\|") for cell in cells)
         return f"| {' | '.join(texts)} |"
 
-    return [line(header), "|" + "---|" * len(header), *map(line, rows), ""]
+    return [
+        line([one_line(name) for name in header]),
+        "|" + "---|" * len(header),
+        *map(line, rows),
+        "",
+    ]
+
+
+def one_line(name: str) -> str:
+    """A column name that is broken over lines for a narrow table, on one line.
+
+    >>> one_line("snap-\\nshots"), one_line("best\\npublished")
+    ('snapshots', 'best published')
+    """
+    return name.replace("-\n", "").replace("\n", " ")
+
+
+def scalars(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of figures for CSV, without its lists and objects."""
+    return {name: value for name, value in row.items() if not isinstance(value, (list, dict))}
 
 
 def print_lines(text: str) -> None:

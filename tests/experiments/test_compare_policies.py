@@ -9,9 +9,9 @@ from html.parser import HTMLParser
 import pytest
 
 from experiments import compare_policies, run_table
-from experiments.compare_policies import ComparePolicies, tasks_of, unfinished
+from experiments.compare_policies import ComparePolicies, tasks_of
 from experiments.errors import UserError, run_main
-from experiments.policy_cells import COMPARED_EVICTIONS, DEPTH_BINS, run_tasks
+from experiments.policy_cells import COMPARED_EVICTIONS, DEPTH_BINS, run_tasks, unfinished
 from experiments.policy_options import placement_for
 from experiments.policy_standings import KNOWING, OWN, Standing, by_trace, ranking, standings
 from experiments.run_folder import METRICS, RunFolder, read_config, read_rows
